@@ -20,15 +20,11 @@ from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.http.server import server
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
-from trinamo.runtime.protocol.queue.jobs import Settlement
-from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
-from trinamo.runtime.queues import consumer
-from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
@@ -384,36 +380,3 @@ def answers_unheard() -> list[Patch]:
         return Sign.UNANSWERED
 
     return [(liveness, "probe", ask)]
-
-
-# --- work queues -------------------------------------------------------------------------------------
-
-
-@bug
-def stale_ack() -> list[Patch]:
-    """The queue takes an acknowledgement under a token that is no longer lent."""
-    fenced = WorkQueueModel.ack
-
-    def ack(self: Any, token: str, *, now: float) -> Settlement:
-        fenced(self, token, now=now)
-        return Settlement.APPLIED
-
-    return [(WorkQueueModel, "ack", ack)]
-
-
-@bug
-def lost_job_goes_on() -> list[Patch]:
-    """A consumer that has lost its lease on a job works on, and has the effect."""
-    keep = Consumer._keep  # noqa: SLF001 -- what is replaced
-
-    async def deaf(self: Any, work: Any) -> None:
-        work.scope = trio.CancelScope()
-        await keep(self, work)
-
-    return [(Consumer, "_keep", deaf)]
-
-
-@bug
-def done_is_unsaid() -> list[Patch]:
-    """A consumer whose handler has returned says nothing, so that the job comes again."""
-    return [(consumer, "verdict_on", lambda *_, **__: None)]

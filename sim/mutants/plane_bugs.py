@@ -1,4 +1,4 @@
-"""Mistakes in leases, watches and events: what outages of the servers bring out; see `bugs.py`."""
+"""Mistakes in leases, watches, events and queues: what outages of the servers bring out; see `bugs.py`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.protocol.discovery.presence import Presence
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
+from trinamo.runtime.protocol.queue.jobs import Settlement
+from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
+from trinamo.runtime.queues import consumer
+from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane
@@ -222,3 +226,36 @@ def subscriptions_forgotten() -> list[Patch]:
         return [each for each in missing(self) if each is inbox or not self.connection_count]
 
     return [(Line, "missing", forgetful)]
+
+
+# --- work queues -------------------------------------------------------------------------------------
+
+
+@bug
+def stale_ack() -> list[Patch]:
+    """The queue takes an acknowledgement under a token that is no longer lent."""
+    fenced = WorkQueueModel.ack
+
+    def ack(self: Any, token: str, *, now: float) -> Settlement:
+        fenced(self, token, now=now)
+        return Settlement.APPLIED
+
+    return [(WorkQueueModel, "ack", ack)]
+
+
+@bug
+def lost_job_goes_on() -> list[Patch]:
+    """A consumer that has lost its lease on a job works on, and has the effect."""
+    keep = Consumer._keep  # noqa: SLF001 -- what is replaced
+
+    async def deaf(self: Any, work: Any) -> None:
+        work.scope = trio.CancelScope()
+        await keep(self, work)
+
+    return [(Consumer, "_keep", deaf)]
+
+
+@bug
+def done_is_unsaid() -> list[Patch]:
+    """A consumer whose handler has returned says nothing, so that the job comes again."""
+    return [(consumer, "verdict_on", lambda *_, **__: None)]
