@@ -30,7 +30,7 @@ VERSIONED := tests/runtime/http/server/tls tests/transports/etcd/test_tls.py tes
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: help up test pythons swarm soak lint types docs bench peers mutants clean model
+.PHONY: help up test pythons swarm soak house lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,9 @@ swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MI
 
 soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10 by SEED=; ARGS=--help
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+house: $(STAMPS)/dev ## Weigh the product, and count what one request walks through; ARGS=--names
+	$(BIN)/python -m tests.house.figures $(ARGS)
 
 lint: $(STAMPS)/dev ## Check style and format, and that nothing stays that nobody calls.
 	$(BIN)/ruff check .
