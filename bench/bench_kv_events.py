@@ -26,15 +26,14 @@ from trinamo.runtime.kv.index import KvIndex  # noqa: E402
 from trinamo.runtime.protocol.discovery.instances import EndpointName  # noqa: E402
 from trinamo.runtime.protocol.kv.blocks import BlockSet  # noqa: E402
 from trinamo.runtime.protocol.kv.events import (  # noqa: E402
-    HASH_BYTES,
     KvEvent,
     Removed,
     Stored,
-    block_keys,
     decode_keys,
     encode_batch,
 )
 from trinamo.runtime.protocol.kv.holders import BlockHolders  # noqa: E402
+from trinamo.runtime.protocol.kv.names import HASH_BYTES, block_keys  # noqa: E402
 from trinamo.transports.nats import open_nats  # noqa: E402
 
 BLOCKS = 8
@@ -49,7 +48,7 @@ def names(first: int, count: int) -> tuple[bytes, ...]:
 def kv_step(number: int) -> list[KvEvent]:
     first = HELD + number * BLOCKS
     return [
-        Stored(names(first - 1, 1)[0], names(first, BLOCKS)),
+        Stored(names(first, BLOCKS)),
         Removed(names(first - HELD, BLOCKS)),
     ]
 
@@ -68,7 +67,7 @@ async def run_events(url: str, told: list[list[KvEvent]]) -> None:
         index.join("a")
         await nursery.start(index.run)
         await nursery.start(source.run)
-        source.tell([Stored(b"", names(0, HELD))])
+        source.tell([Stored(names(0, HELD))])
         await until(lambda: len(index.blocks("a")) == HELD)
         done, before = index.statistics().events, source.statistics().messages
         started, cpu = time.perf_counter(), time.process_time()
@@ -129,7 +128,7 @@ def run_tables(told: list[list[KvEvent]]) -> None:
     """What each end does by itself, without numbers and broker."""
     ours, theirs, bodies = BlockSet(), BlockHolders(), []
     bit = theirs.join()
-    ours.apply(Stored(b"", names(0, HELD)))
+    ours.apply(Stored(names(0, HELD)))
     theirs.store(bit, block_keys(names(0, HELD)), HELD)
     cpu = time.process_time()
     for events in told:

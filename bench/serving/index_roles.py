@@ -74,7 +74,7 @@ def ours(blocks: int) -> dict[str, float]:
     from trinamo.runtime.protocol.kv.holders import BlockHolders
 
     def body(chain: list[int]) -> bytes:
-        return encode_batch([Stored(b"", tuple(key.to_bytes(8, "big") for key in chain))])
+        return encode_batch([Stored(tuple(key.to_bytes(16, "big") for key in chain))])
 
     index = BlockHolders()
     bits = [index.join() for _ in range(WORKERS)]

@@ -154,10 +154,10 @@ class PoolMachine(RuleBasedStateMachine):
         events = self.pool.take_events()
         for event in events:
             match event:
-                case Stored(parent, hashes):
-                    assert not parent or parent in self.stored
+                case Stored(hashes):
                     for name in hashes:
                         assert name not in self.stored, "a hit is no news"
+                        assert len(name) == 1 or name[:-1] in self.stored
                         self.stored[name] = (blocks or {})[name]
                 case Removed(hashes):
                     for name in hashes:
@@ -186,7 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_the_events_add_up_to_can_be_found(self) -> None:
         assert len(set(self.stored.values())) == len(self.stored), "one block, two prefixes"
-        held = {event.block_hashes[0] for event in self.pool.stored() if isinstance(event, Stored)}
+        held = {name for event in self.pool.stored() for name in event.block_hashes}
         assert held == set(self.stored)
         assert all(self.pool.find(name) == block for name, block in self.stored.items())
         assert all(len(name) == 1 or name[:-1] in self.stored for name in self.stored)

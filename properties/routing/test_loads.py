@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
+from tests.runtime.kv.naming import OWN
 from trinamo.runtime.caller.kv.loads import ActiveRequest, PredictedLoads
 from trinamo.runtime.caller.kv.recent import RecentBlocks
 from trinamo.runtime.caller.kv.routing import KvRouting
@@ -23,7 +24,7 @@ INSTANCES = ("a", "b", "c")
 INSTANCE = st.sampled_from(INSTANCES)
 REQUEST = st.integers(0, 5)
 # Few different tokens in short blocks, so that prompts share their first blocks.
-PROMPT = st.lists(st.integers(0, 1), max_size=9).map(lambda ids: hint_of_tokens(ids, 2))
+PROMPT = st.lists(st.integers(0, 1), max_size=9).map(lambda ids: hint_of_tokens(OWN, ids, 2))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), REQUEST, INSTANCE, PROMPT),
@@ -84,6 +85,7 @@ def test_routers_agree_whatever_is_lost(one: Steps, other: Steps, fates: list[st
                 ENDPOINT,
                 RouterKvConfig(events=False),
                 random.Random(seed),
+                OWN,
             )
             for seed in (1, 2)
         ]
@@ -168,6 +170,6 @@ def test_texts_that_begin_alike_share_their_first_blocks(one: str, other: str) -
         (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),
     )
-    ours, theirs = hint_of_text(first, 2).keys, hint_of_text(second, 2).keys
+    ours, theirs = hint_of_text(OWN, first, 2).keys, hint_of_text(OWN, second, 2).keys
     shared = sum(a == b for a, b in zip(ours, theirs, strict=False))
     assert shared == same // size

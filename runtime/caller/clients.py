@@ -15,6 +15,7 @@ import trio
 from ..config.config import Config
 from ..env import Env
 from ..errors import UnavailableError
+from ..kv.names import share_names
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -141,7 +142,9 @@ class Clients:
         policy = Policy(config.policy)
         kv: KvRouting | None = None
         if Policy(self._config.router.policy) is Policy.KV:
-            kv = KvRouting(self._events, endpoint, config.kv, self._env.rng)
+            env, secret = self._env, self._data.secret
+            names = await share_names(self._control, env, secret, endpoint.namespace)
+            kv = KvRouting(self._events, endpoint, config.kv, env.rng, names)
         response_plane = self._data.response_plane
         if response_plane is None:
             raise UnavailableError("this process was opened to ask no workers")

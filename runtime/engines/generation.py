@@ -16,6 +16,7 @@ import attrs
 from ..context import Context
 from ..kv.pool import block_count_for
 from ..protocol.kv.events import KvEvent
+from ..protocol.kv.names import BlockNames
 from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ..sinks import Sink, forward_items
 
@@ -198,8 +199,10 @@ def forward_of(engine: ForwardsDeltas | Generates) -> Forward:
 class TellsBlocks(Protocol):
     """A generation engine that can say which full KV blocks it keeps for later requests."""
 
-    def listen_blocks(self, listener: BlockListener) -> bool:
+    def listen_blocks(self, listener: BlockListener, names: BlockNames) -> bool:
         """Call `listener` with every change from now on; False if this engine keeps none.
+
+        Blocks have these `names` then; those that had others before are forgotten.
 
         First it is told what is held already, as somebody who knows of no block. It is called
         between two steps, must not wait, and there is one: the last that was given.

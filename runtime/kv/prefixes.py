@@ -1,6 +1,6 @@
 """Which blocks hold the KV of which prefix, and what became of them. Sans-IO.
 
-A full block is named by a hash that chains its parent's (`protocol/kv/events.py`), so equal prefixes
+A full block is named by a hash that chains its parent's (`protocol/kv/names.py`), so equal prefixes
 have equal names. A block has its parents here as long as it is here: whoever goes takes with it what
 is behind it, the end of the chain first. Who owns a block, and which one must make room, is
 `pool.py`'s business.
@@ -43,12 +43,9 @@ class PrefixCache:
         """
         held: list[int] = []
         new: list[bytes] = []
-        first = parent
         for block_id, digest in zip(block_ids, hashes, strict=True):
             other = self._blocks.get(digest)
             if other is not None:
-                self._tell_stored(first, new)
-                first, new = digest, []
                 held.append(other)
             else:
                 held.append(block_id)
@@ -59,12 +56,9 @@ class PrefixCache:
                         self._children[parent] = self._children.get(parent, 0) + 1
                     new.append(digest)
             parent = digest
-        self._tell_stored(first, new)
-        return held
-
-    def _tell_stored(self, parent: bytes, new: list[bytes]) -> None:
         if new:
-            self._events.append(Stored(parent, tuple(new)))
+            self._events.append(Stored(tuple(new)))
+        return held
 
     def remove(self, block_ids: Sequence[int]) -> list[int]:
         """Forget these blocks, in this order, and all behind them; which ones were forgotten."""
@@ -117,4 +111,4 @@ class PrefixCache:
 
     def held(self) -> list[KvEvent]:
         """All blocks, as the events that would tell them to somebody who knows of none."""
-        return [Stored(self._names[block][1], (digest,)) for digest, block in self._blocks.items()]
+        return [Stored(tuple(self._blocks))] if self._blocks else []

@@ -42,6 +42,8 @@ class DataPlane:
     """None there, too."""
     home_address: str = ""
     """`host:port` at which workers call home, as peers are told; empty there, too."""
+    secret: bytes = attrs.field(default=b"", repr=False)
+    """What peers prove to each other that they know; empty if nothing."""
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from ..config.config import Config
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import UnavailableError
+from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
@@ -29,10 +30,11 @@ from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
 from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.routing import TOLD_LOAD, Policy
+from ..protocol.kv.names import BlockNames
 from ..queues.queues import Queues
 from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
-from ..worker.reports import Reports
+from ..worker.reports import Reports, keeps_blocks
 from ..worker.room import check_waiting_tokens
 from ..worker.worker import Worker
 from .entries import OwnEntries
@@ -249,11 +251,16 @@ class Runtime:
                 self.kv_series,
             )
             self._tell_load()
+        names = BlockNames()
+        if keeps_blocks(engine):
+            names = await share_names(self.control, self.env, self.data.secret, endpoint.namespace)
+        tells = self._reports.listen(endpoint, engine, names)
         instance = Instance(
             endpoint=str(endpoint),
             id=worker.instance_id,
             transports=self.data.addresses,
-            kv_events=self._reports.listen(endpoint, engine),
+            kv_events=tells,
+            kv_names=names.mark if tells else "",
             metadata=dict(metadata or {}),
         )
         await self._entries.put_instance(instance)

@@ -21,6 +21,7 @@ from ..kv.events import KvEventSource
 from ..metrics.kv import KvSeries
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
+from ..protocol.kv.names import BlockNames
 from .worker import Worker
 
 _BLOCKS_OF_A_FRACTION = 1000
@@ -57,8 +58,10 @@ class Reports:
         # New in every process, and growing should one ever come back under the same instance id.
         self._incarnation = int(env.clock.wall() * 1e3)
 
-    def listen(self, endpoint: EndpointName, engine: GenerationEngine | None) -> bool | None:
-        """Hear of the engine's blocks, to tell them once `endpoint` is begun; whether they are told.
+    def listen(
+        self, endpoint: EndpointName, engine: GenerationEngine | None, names: BlockNames
+    ) -> bool | None:
+        """Hear of the engine's blocks by `names`, to tell them once `endpoint` is begun; whether they are told.
 
         None for an engine that keeps none which a prompt's tokens could name. They are told for
         one endpoint, the last that was listened for. Synchronous.
@@ -76,7 +79,7 @@ class Reports:
                 instance_id=self._worker.instance_id,
                 incarnation=self._incarnation,
             )
-            if not teller.listen_blocks(source.tell):
+            if not teller.listen_blocks(source.tell, names):
                 return None
             self._sources[str(endpoint)] = source
         return True

@@ -7,12 +7,14 @@ from typing import Any
 
 import trio
 
+from trinamo.runtime.caller import clients
 from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
 from trinamo.runtime.kv.index import KvIndex
+from trinamo.runtime.kv.names import share_names
 from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.protocol.discovery.presence import Presence
@@ -226,6 +228,12 @@ def subscriptions_forgotten() -> list[Patch]:
         return [each for each in missing(self) if each is inbox or not self.connection_count]
 
     return [(Line, "missing", forgetful)]
+
+
+@bug
+def routers_have_another_key() -> list[Patch]:
+    """Routers name KV blocks by another key than workers do."""
+    return [(clients, "share_names", lambda *of: share_names(of[0], of[1], b"another", of[3]))]
 
 
 # --- work queues -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, chat, open_cluster, start, until
+from trinamo.runtime.kv.names import KV_NAMES_PREFIX
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [
@@ -333,3 +334,39 @@ async def test_a_worker_told_to_end_finishes_its_stream_and_leaves_discovery(
     assert rest[-1] == "data: [DONE]"
     assert code == 0
     assert [a.status_code for a in answers] == [200] * 5
+
+
+@pytest.mark.parametrize("has_secret", [True, False])
+async def test_a_frontend_finds_by_its_names_what_workers_keep(
+    tmp_path: Path, has_secret: bool
+) -> None:
+    """And says so of one that names its blocks otherwise."""
+    settings: dict[str, object] = {"router.policy": "kv"}
+    if has_secret:
+        secret = tmp_path / "cluster.secret"
+        secret.write_text("0123456789abcdef0123456789abcdef")
+        secret.chmod(0o600)
+        settings["security.secret_file"] = secret
+    async with (
+        open_cluster(tmp_path, engine="mocker", settings=settings) as cluster,
+        open_etcd(cluster.etcd.endpoint) as control,
+    ):
+        salts = (await control.range(KV_NAMES_PREFIX)).entries
+        assert [each.key for each in salts] == [f"{KV_NAMES_PREFIX}trinamo"] * (not has_secret)
+        worker = (await ask(cluster, WORDS[:320])).headers["x-trinamo-worker"]
+
+        async def is_found() -> bool:
+            headers = (await ask(cluster, WORDS[:320])).headers
+            assert headers["x-trinamo-worker"] == worker
+            return await cluster.metric(cluster.url, "kv_index_blocks") > 0 and (
+                int(headers["x-trinamo-cached-blocks"]) == 320 // 16
+            )
+
+        await until(is_found, "the frontend finds the prompt's blocks")
+        log = cluster.frontend.log.read_text()
+        assert "does not tell which KV blocks" not in log
+        if not has_secret:
+            await control.delete(salts[0].key)
+            await cluster.start_worker()
+            await cluster.wait_live(3)
+            assert "by the names in use here" in cluster.frontend.log.read_text()

@@ -56,4 +56,5 @@ async def open_data_plane(
             response_plane=home,
             call_home=calls,
             home_address=home.address,
+            secret=options.secret,
         )

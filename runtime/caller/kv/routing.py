@@ -21,6 +21,7 @@ from ...nurseries import open_nursery
 from ...planes import EventPlane
 from ...protocol.discovery.instances import EndpointName, Instance
 from ...protocol.kv.hints import RoutingHint
+from ...protocol.kv.names import BlockNames
 from .agreement import Agreement
 from .cost import Candidate, Weights, choose, costs
 from .loads import ActiveRequest, PredictedLoads, leading
@@ -66,14 +67,17 @@ class KvRouting:
         endpoint: EndpointName,
         config: RouterKvConfig,
         rng: random.Random,
+        names: BlockNames,
     ) -> None:
         self._rng = rng
+        self.names = names
+        """What a prompt's blocks are called here, and at those workers whose events are followed."""
         self.weigh(config)
         self.index = KvIndex(events, endpoint) if config.events else None
         """None with `router.kv.events: false`."""
         self._endpoint = endpoint
         self._silent: set[str] = set()
-        """Instances that keep blocks and do not tell which."""
+        """Instances that keep blocks and do not tell which, in names that we know."""
         self._recent = RecentBlocks(config.ttl_s)
         self._loads = PredictedLoads()
         router_id = draw_id(rng)
@@ -108,15 +112,17 @@ class KvRouting:
 
     def join(self, instance: Instance) -> None:
         """The instance is in the live set."""
-        if self.index is not None:
+        if self.index is None or instance.kv_events is None:
+            return
+        if instance.kv_names == self.names.mark:
             self.index.join(instance.id)
-            if instance.kv_events is False:
-                _log.warning(
-                    "instance %s of %s does not tell which KV blocks it holds: what was sent there"
-                    " lately is taken for held",
-                    *(instance.id, self._endpoint),
-                )
-                self._silent.add(instance.id)
+            return
+        _log.warning(
+            "instance %s of %s does not tell which KV blocks it holds by the names in use here (%s"
+            " there, %s here): what was sent there lately is taken for held",
+            *(instance.id, self._endpoint, instance.kv_names or "none", self.names.mark),
+        )
+        self._silent.add(instance.id)
 
     def leave(self, instance_id: str) -> None:
         """The instance has left the live set."""

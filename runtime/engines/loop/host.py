@@ -16,6 +16,7 @@ from ...errors import RequestError
 from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
 from ...nurseries import open_nursery
+from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
@@ -59,9 +60,9 @@ class EngineHost:
         """The gauges and counters now."""
         return self._steps.statistics()
 
-    def listen_blocks(self, listener: BlockListener) -> bool:
+    def listen_blocks(self, listener: BlockListener, names: BlockNames) -> bool:
         """Have the engine's full blocks told; see `TellsBlocks`."""
-        return self._steps.listen_blocks(listener)
+        return self._steps.listen_blocks(listener, names)
 
     @property
     def kv(self) -> KvCache | None:

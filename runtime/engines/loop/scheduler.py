@@ -30,7 +30,7 @@ import msgspec
 
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
-from ...protocol.kv.events import block_hash, root_of
+from ...protocol.kv.names import BlockNames
 from .sequence import SequenceState, TokenSequence
 from .step import KeepsPrefixes, StepItem
 
@@ -115,6 +115,7 @@ class Scheduler:
         self.has_prefix_cache = has_prefix_cache
         """Whether blocks are kept for later sequences."""
         self._engine_prefixes = engine_prefixes
+        self._names = BlockNames()
         self._dead: list[TokenSequence] = []
         # Popped from the end: the lowest slot first.
         self._free_slots = list(range(running_max - 1, -1, -1))
@@ -292,6 +293,14 @@ class Scheduler:
         sequence.cached_tokens = len(found) * self._block_tokens
         return True
 
+    def name_by(self, names: BlockNames) -> None:
+        """Name full blocks so from now on, and forget those that have other names."""
+        if names.mark != self._names.mark:
+            self._names = names
+            self.pool.forget_prefixes()
+            for sequence in (*self.running, *self.waiting):
+                sequence.block_hashes.clear()
+
     def count_cached(self, token_ids: Sequence[int], tenant: str) -> int:
         """How many leading tokens a sequence with these would not compute, were it admitted now."""
         if self._engine_prefixes is not None:
@@ -310,17 +319,19 @@ class Scheduler:
             return found
         for index in range((len(token_ids) - 1) // self._block_tokens):
             if index == len(hashes):
-                self._add_hash(token_ids, hashes, tenant)
+                self._add_hashes(token_ids, hashes, tenant)
             block_id = self.pool.find(hashes[index])
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def _add_hash(self, token_ids: Sequence[int], hashes: list[bytes], tenant: str) -> None:
+    def _add_hashes(self, token_ids: Sequence[int], hashes: list[bytes], tenant: str) -> None:
         start = len(hashes) * self._block_tokens
-        parent = hashes[-1] if hashes else root_of(tenant)
-        hashes.append(block_hash(parent, token_ids[start : start + self._block_tokens]))
+        parent = hashes[-1] if hashes else self._names.root(tenant)
+        # To name one costs twice as much as to name one of many.
+        some = token_ids[start : start + 32 * self._block_tokens]
+        hashes += self._names.of_tokens(some, self._block_tokens, parent)
 
     def _store(self, sequence: TokenSequence) -> None:
         """Let others find the blocks that have become full."""
@@ -329,7 +340,7 @@ class Scheduler:
         first, end = sequence.stored_blocks, sequence.cached_tokens // self._block_tokens
         hashes, block_ids = sequence.block_hashes, sequence.block_ids
         while len(hashes) < end:
-            self._add_hash(sequence.token_ids, hashes, sequence.tenant)
+            self._add_hashes(sequence.token_ids, hashes, sequence.tenant)
         parent = hashes[first - 1] if first else b""
         own = block_ids[first:end]
         held = self.pool.store(own, hashes[first:end], parent)

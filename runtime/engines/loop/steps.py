@@ -13,6 +13,7 @@ import logging
 import trio
 
 from ...errors import EngineError, KilledError, OverloadedError, TrinamoError, UnavailableError
+from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import FinishReason
 from ..generation import BlockListener, EngineStatistics
 from .answer import Answer
@@ -73,8 +74,9 @@ class StepLoop:
             failures=self._failures,
         )
 
-    def listen_blocks(self, listener: BlockListener) -> bool:
+    def listen_blocks(self, listener: BlockListener, names: BlockNames) -> bool:
         """Have the engine's full blocks told; see `TellsBlocks`."""
+        self._scheduler.name_by(names)
         self._listener, self._is_listener_new = listener, True
         self._wakeup.set()
         return self._scheduler.has_prefix_cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import attrs
@@ -26,7 +27,6 @@ from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
-from ...protocol.kv.hints import RoutingHint
 from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
 from ...retries import Retries
 from ...sinks import Sink
@@ -105,6 +105,7 @@ class RoutedEngine(RemoteEngine):
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Hand on the answer of whichever workers the router chooses."""
+        kv = self.client.router.kv
         await MigratingAnswer(
             self.client,
             request,
@@ -115,11 +116,8 @@ class RoutedEngine(RemoteEngine):
             servers=self._servers,
             tell=self._tell,
             can_resume=self._card.can_resume,
-            hint=None if self.client.router.kv is None else self._hint,
+            hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),
         ).run()
-
-    def _hint(self, request: GenerateRequest) -> RoutingHint | None:
-        return make_hint(request, self._card)
 
     def _servers(self) -> Collection[str] | None:
         servers = self._table.servers(self._model)

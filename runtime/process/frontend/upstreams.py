@@ -24,6 +24,7 @@ from ...nurseries import open_nursery
 from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ...protocol.discovery.model_cards import encode_card, model_key
 from ...protocol.discovery.routing import Policy
+from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import ModelCard
 from ..runtime import Runtime
 
@@ -205,7 +206,7 @@ class DirectUpstreams:
         if self._config.router.policy == "kv":
             # Nobody tells blocks here, and no other router knows what this one sends.
             alone = msgspec.structs.replace(section.kv, events=False, sync=False)
-            kv = KvRouting(runtime.events, endpoint, alone, runtime.env.rng)
+            kv = KvRouting(runtime.events, endpoint, alone, runtime.env.rng, BlockNames())
         router = Router(
             runtime.control,
             endpoint,

@@ -68,6 +68,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_events: bool | None = None
     """Whether it tells which KV blocks it keeps for later requests; None if it keeps none that a
     prompt's tokens name."""
+    kv_names: str = ""
+    """By which names it tells them (`BlockNames.mark`); empty if it does not."""
     metadata: dict[str, str] = {}
 
     @property

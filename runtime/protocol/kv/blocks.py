@@ -13,7 +13,8 @@ import msgspec
 
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
-from .events import Cleared, KvEvent, Removed, Stored, join_hashes, joined_keys
+from .events import Cleared, KvEvent, Removed, Stored
+from .names import joined_keys
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +48,7 @@ class BlockSet:
     def apply(self, event: KvEvent) -> None:
         """Take one event. Storing again, and removing what is not there, is no error."""
         match event:
-            case Stored(_, hashes):
+            case Stored(hashes):
                 self._hashes.update(hashes)
             case Removed(hashes):
                 self._hashes.difference_update(hashes)
@@ -55,10 +56,10 @@ class BlockSet:
                 self._hashes = set()
 
     def encode_part(self, part: int, parts: int) -> bytes:
-        """The blocks whose hash falls to `part` of `parts`, 8 bytes each."""
+        """The blocks whose hash falls to `part` of `parts`, `HASH_BYTES` each."""
         # Sorted, since a set has another order in every process.
         hashes = sorted(each for each in self._hashes if _part_of(each, parts) == part)
-        return _encode(_Part(join_hashes(hashes)))
+        return _encode(_Part(b"".join(hashes)))
 
 
 def _part_of(digest: bytes, parts: int) -> int:

@@ -21,7 +21,8 @@ from tests.worlds import in_world
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.events import HASH_BYTES, Cleared, Removed, Stored, block_keys
+from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored
+from trinamo.runtime.protocol.kv.names import HASH_BYTES, block_keys
 from trinamo.transports.servers.binaries import find_nats_server
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
@@ -72,7 +73,7 @@ async def test_after_an_outage_of_the_broker_the_index_equals_what_the_workers_h
             )
             await nursery.start(source.run)
             sources[name] = source
-            source.tell([Stored(b"", hashes(0, 100))])
+            source.tell([Stored(hashes(0, 100))])
         await until_known(index, {"a": hashes(0, 100), "b": hashes(0, 100)})
 
         await broker.stop()
@@ -80,12 +81,12 @@ async def test_after_an_outage_of_the_broker_the_index_equals_what_the_workers_h
             await wait_away(plane)
         for number in range(100, 300):
             for source in sources.values():
-                source.tell([Stored(b"", hashes(number, number + 1))])
+                source.tell([Stored(hashes(number, number + 1))])
                 source.tell([Removed(hashes(number - 100, number - 99))])
             await trio.lowlevel.checkpoint()
         # While it is away, what is known stays known.
         assert len(index.blocks("a")) == 100
-        sources["b"].tell([Cleared(), Stored(b"", hashes(500, 600))])
+        sources["b"].tell([Cleared(), Stored(hashes(500, 600))])
         await broker.start()
         for plane in (first, second):
             await wait_back(plane)

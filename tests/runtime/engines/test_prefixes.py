@@ -23,13 +23,15 @@ from tests.runtime.engines.loop.hosting import (
     settle,
     token_ids,
 )
+from tests.runtime.kv.naming import OWN, block_hashes
 from tests.runtime.kv.ranges import memory_of
 from trinamo.runtime.caller.kv.hints import make_hint
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, expected_text, open_mocker_engine
 from trinamo.runtime.errors import EngineError
 from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import Cleared, KvEvent, block_hashes, block_keys
+from trinamo.runtime.protocol.kv.events import Cleared, KvEvent
+from trinamo.runtime.protocol.kv.names import BlockNames, block_keys
 from trinamo.runtime.protocol.openai.generate import GenerateRequest, ModelCard
 
 SHARED = "a system prompt of some length, "
@@ -60,7 +62,7 @@ async def test_equal_prompts_of_two_tenants_share_no_block() -> None:
             assert host.examine(each).cached_tokens == 0
             await collect(host, each)
             assert host.examine(each).cached_tokens == 32
-            hint, token_ids = make_hint(each, card), host.examine(each).token_ids
+            hint, token_ids = make_hint(each, card, OWN), host.examine(each).token_ids
             assert hint is not None
             assert hint.keys == block_keys(block_hashes(token_ids, 4, each.tenant))
         assert host.statistics().prompt_tokens == 3 * 33
@@ -159,7 +161,7 @@ async def test_a_failed_step_makes_an_engine_forget_what_it_has_stored() -> None
     engine = make_engine()
     told: list[KvEvent] = []
     async with open_host(engine) as host:
-        assert host.listen_blocks(told.extend)
+        assert host.listen_blocks(told.extend, OWN)
         whole = token_ids(await collect(host, request(SHARED, 4)))
         engine.failure = ArithmeticError("overflow")
         with pytest.raises(EngineError):
@@ -168,6 +170,35 @@ async def test_a_failed_step_makes_an_engine_forget_what_it_has_stored() -> None
         assert token_ids(await collect(host, request(SHARED, 4))) == whole
         assert told.count(Cleared()) == 1
         await settle(host)
+
+
+async def test_blocks_that_have_other_names_are_forgotten_and_named_anew() -> None:
+    """Those of a request under way keep their KV, and are found by nobody."""
+    told, names = BlockSet(), BlockNames(b"the cluster's")
+
+    def hear(events: Sequence[KvEvent]) -> None:
+        for event in events:
+            told.apply(event)
+
+    async with open_host() as host:
+        whole = token_ids(await collect(host, request(SHARED, 16)))
+        async with aclosing(host.generate(request(SHARED, 16), Context("r"))) as deltas:
+            begun = [await anext(deltas)]
+            assert host.listen_blocks(hear, names)
+            assert host.examine(request(SHARED)).cached_tokens == 0
+            begun += [delta async for delta in deltas]
+        assert token_ids(begun) == whole
+        assert token_ids(await collect(host, request(SHARED, 16))) == whole
+        assert host.examine(request(SHARED)).cached_tokens == 32
+        await settle(host)
+        assert told.hashes == set(
+            block_hashes([*host.examine(request(SHARED)).token_ids, *whole], 4, names=names)[
+                : len(told)
+            ]
+        )
+        # The same names again are no news.
+        assert host.listen_blocks(hear, BlockNames(b"the cluster's"))
+        assert host.examine(request(SHARED)).cached_tokens == 32
 
 
 async def test_events_add_up_to_what_is_stored_while_blocks_are_evicted() -> None:
@@ -179,7 +210,7 @@ async def test_events_add_up_to_what_is_stored_while_blocks_are_evicted() -> Non
             for event in events:
                 told.apply(event)
 
-        assert host.listen_blocks(hear)
+        assert host.listen_blocks(hear, OWN)
         for number in range(8):
             await collect(host, request(SHARED + f"{number % 3}" * 3 * number, 20))
             await settle(host)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.runtime.kv.naming import block_hashes
 from trinamo.runtime.kv.pool import BlockPool, block_count_for
-from trinamo.runtime.protocol.kv.events import KvEvent, block_hashes
+from trinamo.runtime.protocol.kv.events import KvEvent
 
 
 class CachedSequences:

@@ -12,11 +12,11 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
-from trinamo.runtime.protocol.kv.events import HASH_BYTES, block_keys
+from trinamo.runtime.protocol.kv.names import HASH_BYTES, block_keys
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
-TOPIC = "trinamo.kv.ns.engine.generate"
+TOPIC = "trinamo.kv2.ns.engine.generate"
 
 
 def hashes(*numbers: int) -> tuple[bytes, ...]:

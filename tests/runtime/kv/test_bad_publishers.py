@@ -24,9 +24,9 @@ async def test_numbers_that_go_back_are_counted_and_mended(
     async with cluster() as made:
         source = await made.follow("a")
         for digest in (A, B, C):
-            source.tell([Stored(b"", (digest,))])
+            source.tell([Stored((digest,))])
             await trio.sleep(0.01)
-        await made.say("a", 1, 2, encode_batch([Stored(b"", (D,))]))
+        await made.say("a", 1, 2, encode_batch([Stored((D,))]))
         await trio.sleep(1)
         assert made.held("a") == {A, B, C}
         assert made.index.statistics().backwards == 1
@@ -37,10 +37,10 @@ async def test_of_two_that_claim_one_id_the_older_is_counted_and_not_heard(
 ) -> None:
     async with cluster() as made:
         source = await made.follow("a", incarnation=5)
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(0.1)
         for number in range(1, 30):
-            await made.say("a", 4, number, encode_batch([Stored(b"", (D,))]))
+            await made.say("a", 4, number, encode_batch([Stored((D,))]))
             await trio.sleep(0.3)
         assert made.held("a") == {A}
         assert made.index.statistics().outdated == 29
@@ -56,14 +56,14 @@ async def test_of_two_that_claim_one_id_the_newer_is_followed_until_it_is_silent
     """A restart looks like that. If it was none, the one that still lives comes back."""
     async with cluster() as made:
         source = await made.follow("a", incarnation=5)
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(0.1)
-        await made.say("a", 1 << 60, 1, encode_batch([Stored(b"", (D,))]))
+        await made.say("a", 1 << 60, 1, encode_batch([Stored((D,))]))
         await trio.sleep(0.1)
         assert made.held("a") == {D}
         await trio.sleep(60)
         assert made.held("a") == {A}
-        source.tell([Stored(A, (B,))])
+        source.tell([Stored((B,))])
         await trio.sleep(1)
         assert made.held("a") == {A, B}
 
@@ -73,9 +73,9 @@ async def test_a_newer_one_that_says_nothing_of_use_hides_the_instance_for_a_whi
 ) -> None:
     async with cluster() as made:
         source = await made.follow("a", incarnation=5)
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(0.1)
-        await made.say("a", 6, 77, encode_batch([Stored(b"", (D,))]))
+        await made.say("a", 6, 77, encode_batch([Stored((D,))]))
         await trio.sleep(0.1)
         assert made.overlap(A) == made.overlap(D) == {}
         await trio.sleep(20)
@@ -90,8 +90,8 @@ async def test_garbage_is_counted_hides_nobody_else_and_is_mended(
         made.index.join("a")
         made.index.join("b")
         source, other = await made.source("a"), await made.source("b")
-        source.tell([Stored(b"", (A,))])
-        other.tell([Stored(b"", (B,))])
+        source.tell([Stored((A,))])
+        other.tell([Stored((B,))])
         await trio.sleep(0.1)
         with caplog.at_level(logging.WARNING, "trinamo.events"):
             # Garbage as the next event of a, as a message, in b's name on a's subject, and huge.
@@ -124,9 +124,9 @@ async def test_an_event_of_a_kind_that_we_do_not_know_leads_to_a_snapshot(
             made.plane, TOPIC, publisher="a", incarnation=1, snapshot=held.encode_part
         )
         await made.nursery.start(source.run)
-        held.apply(Stored(b"", (A,)))
-        await source.publish(encode_batch([Stored(b"", (A,))]))
-        held.apply(Stored(A, (B,)))
+        held.apply(Stored((A,)))
+        await source.publish(encode_batch([Stored((A,))]))
+        held.apply(Stored((B,)))
         await source.publish(msgspec.msgpack.encode([["moved", B]]))
         await trio.sleep(0.5)
         assert made.held("a") == {A, B}
@@ -149,7 +149,7 @@ async def test_a_publisher_whose_snapshot_is_garbage_has_no_blocks_and_is_asked_
 
         made.nursery.start_soon(answer)
         await trio.sleep(0.1)
-        await made.say("a", 1, 7, encode_batch([Stored(b"", (A,))]))
+        await made.say("a", 1, 7, encode_batch([Stored((A,))]))
         await trio.sleep(60)
         assert made.held("a") == set()
         assert made.index.statistics().lost == 1
@@ -169,7 +169,7 @@ async def test_requests_that_are_none_are_counted_and_the_source_lives_on(
         await made.plane.publish(f"{TOPIC}.snapshot.a", b"\x92\x05\x02", reply="inbox")
         await made.plane.publish(f"{TOPIC}.snapshot.a", b"\x92\x00\xcd\xff\xff", reply="inbox")
         made.index.join("a")
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(2)
         assert source.statistics().malformed == 3
         assert made.held("a") == {A}
@@ -185,15 +185,15 @@ async def test_blocks_beyond_the_bounds_are_refused_and_the_rest_is_true(
         made.index.join("a")
         made.index.join("b")
         other, source = await made.source("a"), await made.source("b")
-        other.tell([Stored(b"", (A, B, C, D))])
+        other.tell([Stored((A, B, C, D))])
         await trio.sleep(0.1)
-        source.tell([Stored(b"", (A, B, C, D))])
+        source.tell([Stored((A, B, C, D))])
         await trio.sleep(0.1)
         assert made.overlap(A, B, C, D) == {"a": 3, "b": 2}
         statistics = made.index.statistics()
         assert (statistics.blocks, statistics.refused_blocks) == (5, 3)
         made.index.leave("a")
-        source.tell([Cleared(), Stored(b"", (A, B, C))])
+        source.tell([Cleared(), Stored((A, B, C))])
         await trio.sleep(0.1)
         assert made.overlap(A, B, C, D) == {"b": 3}
         assert made.index.statistics().blocks == 3
@@ -205,7 +205,7 @@ async def test_instances_beyond_the_bound_are_followed_as_soon_as_another_leaves
     async with cluster(instances_max=1) as made:
         for name in ("a", "b"):
             made.index.join(name)
-            (await made.source(name)).tell([Stored(b"", (A,))])
+            (await made.source(name)).tell([Stored((A,))])
             await trio.sleep(0.1)
         assert made.overlap(A) == {"a": 1}
         assert made.index.statistics().ignored == 1
@@ -220,7 +220,7 @@ async def test_a_snapshot_larger_than_a_message_comes_in_parts(
     async with cluster() as made:
         made.broker.message_bytes_max = 4096
         source = await made.source("a")
-        source.tell([Stored(b"", hashes(*range(1000)))])
+        source.tell([Stored(hashes(*range(1000)))])
         await trio.sleep(0.1)
         source.tell([Removed(hashes(*range(100)))])
         await trio.sleep(0.1)
@@ -237,7 +237,7 @@ async def test_a_snapshot_of_more_parts_than_are_allowed_is_refused_and_counted(
     async with cluster() as made:
         made.broker.message_bytes_max = 256
         source = await made.source("a")
-        source.tell([Stored(b"", hashes(*range(1500)))])
+        source.tell([Stored(hashes(*range(1500)))])
         made.index.join("a")
         await trio.sleep(5)
         assert made.held("a") == set()

@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from tests.runtime.kv.indexing import A, B, C, D, cluster, hashes
+from tests.runtime.kv.naming import OWN, block_hashes
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.loop.host import open_engine_host
 from trinamo.runtime.engines.mocker.engine import (
@@ -16,9 +17,14 @@ from trinamo.runtime.engines.mocker.engine import (
     costed_hop,
     open_mocker_engine,
 )
-from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, block_hashes, block_keys
+from trinamo.runtime.kv.pool import BlockPool
+from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored
+from trinamo.runtime.protocol.kv.names import block_keys
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
+
+
+def stored(pool: BlockPool) -> set[bytes]:
+    return {name for event in pool.stored() for name in event.block_hashes}
 
 
 async def test_the_overlap_is_the_leading_blocks_that_each_instance_holds(
@@ -29,8 +35,8 @@ async def test_the_overlap_is_the_leading_blocks_that_each_instance_holds(
             made.index.join(name)
         first, second = await made.source("a"), await made.source("b")
         await made.source("c")
-        first.tell([Stored(b"", (A, B, C))])
-        second.tell([Stored(b"", (A,)), Stored(b"", (D,))])
+        first.tell([Stored((A, B, C))])
+        second.tell([Stored((A,)), Stored((D,))])
         await trio.sleep(0.1)
         assert made.overlap(A, B, C) == {"a": 3, "b": 1}
         assert made.overlap(D) == {"b": 1}
@@ -62,17 +68,14 @@ async def test_an_engine_s_blocks_are_in_the_index_step_by_step(
         assert engine.kv is not None
         pool = engine.kv.pool
         await generate("not told yet, but held")
-        assert engine.listen_blocks(source.tell)
-        held = set(pool.stored())
+        assert engine.listen_blocks(source.tell, OWN)
+        held = stored(pool)
         for prompt in ("the same start", "the same begin", "something else altogether"):
-            held |= set(pool.stored())
+            held |= stored(pool)
             await generate(prompt)
             await trio.sleep(0.1)
-            now = BlockSet()
-            for event in pool.stored():
-                now.apply(event)
-            assert made.index.blocks("a") == set(block_keys(tuple(now.hashes)))
-        assert len(held | set(pool.stored())) > len(pool.stored()), "none was evicted"
+            assert made.index.blocks("a") == set(block_keys(stored(pool)))
+        assert held - stored(pool), "none was evicted"
         last = block_hashes([256, *b"something else altogether"], 4)
         assert made.overlap(*last) == {"a": len(last)}
         # All of it by events: no snapshot but the empty one that the first event stands for.
@@ -82,7 +85,7 @@ async def test_an_engine_s_blocks_are_in_the_index_step_by_step(
 async def test_an_engine_without_a_cache_of_blocks_says_so() -> None:
     options = MockerOptions(enable_prefix_caching=False)
     async with open_mocker_engine(options) as engine:
-        assert not engine.listen_blocks(lambda _: None)
+        assert not engine.listen_blocks(lambda _: None, OWN)
 
 
 async def test_what_was_missed_hides_the_instance_until_its_snapshot_is_there(
@@ -90,7 +93,7 @@ async def test_what_was_missed_hides_the_instance_until_its_snapshot_is_there(
 ) -> None:
     async with cluster() as made:
         source = await made.follow("a")
-        source.tell([Stored(b"", (A, B))])
+        source.tell([Stored((A, B))])
         await trio.sleep(0.1)
         made.broker.drop_next(1)
         source.tell([Removed((B,))])
@@ -99,7 +102,7 @@ async def test_what_was_missed_hides_the_instance_until_its_snapshot_is_there(
         assert made.overlap(A, B) == {"a": 2}
         # The event, the request that it leads to: the answer does not come.
         made.broker.delay_s = 0.5
-        source.tell([Stored(A, (C,))])
+        source.tell([Stored((C,))])
         await trio.sleep(0.6)
         assert made.overlap(A, B) == {}
         assert made.index.statistics().lost == 1
@@ -114,10 +117,10 @@ async def test_the_outbox_is_bounded_and_what_is_beyond_is_one_gap(
 ) -> None:
     async with cluster() as made:
         source = await made.follow("a")
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(0.1)
         for start in range(10, 4010, 1000):
-            source.tell([Stored(b"", hashes(*range(start, start + 1000)))])
+            source.tell([Stored(hashes(*range(start, start + 1000)))])
             assert source.statistics().waiting_blocks <= 2000
         await trio.sleep(3)
         assert source.statistics().dropped == 1
@@ -132,7 +135,7 @@ async def test_a_broker_that_was_away_costs_a_snapshot_and_no_block(
         source = await made.follow("a")
         made.broker.stop()
         for number in range(50):
-            source.tell([Stored(b"", hashes(number))])
+            source.tell([Stored(hashes(number))])
             await trio.sleep(0.01)
         assert source.statistics().dropped > 40
         made.broker.start()
@@ -145,7 +148,7 @@ async def test_an_instance_that_left_is_forgotten_and_its_late_events_are_counte
 ) -> None:
     async with cluster() as made:
         source = await made.source("a")
-        source.tell([Stored(b"", (A,))])
+        source.tell([Stored((A,))])
         await trio.sleep(0.5)
         assert made.index.statistics().unknown == 1
         assert made.overlap(A) == {}
@@ -154,7 +157,7 @@ async def test_an_instance_that_left_is_forgotten_and_its_late_events_are_counte
         await trio.sleep(2)
         assert made.overlap(A) == {"a": 1}
         made.index.leave("a")
-        source.tell([Stored(A, (B,))])
+        source.tell([Stored((B,))])
         await trio.sleep(0.1)
         assert made.overlap(A) == {}
         statistics = made.index.statistics()
@@ -168,11 +171,11 @@ async def test_a_process_that_begins_anew_is_followed_from_nothing(
         made.index.join("a")
         scope = trio.CancelScope()
         old = await made.source("a", scope=scope)
-        old.tell([Stored(b"", (A, B))])
+        old.tell([Stored((A, B))])
         await trio.sleep(0.1)
         scope.cancel()
         new = await made.source("a", incarnation=2)
-        new.tell([Stored(b"", (C,))])
+        new.tell([Stored((C,))])
         await trio.sleep(0.1)
         assert made.held("a") == {C}
         assert made.index.statistics().restarts == 1

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import trio
 
+from tests.runtime.kv.naming import block_hashes
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
@@ -17,10 +18,11 @@ from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_eng
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.events.reports import ReportFollower
 from trinamo.runtime.events.subjects import topic_of
+from trinamo.runtime.kv.names import KV_NAMES_PREFIX
 from trinamo.runtime.process.runtime import Runtime
-from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.events import block_hashes, block_keys
+from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.kv.hints import hint_of_tokens
+from trinamo.runtime.protocol.kv.names import block_keys
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 GENERATE = EndpointName("test", "backend", "generate")
@@ -56,12 +58,13 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() -> None:
     transports = OneProcess()
     prompt = "the same beginning, and more"
-    hashes = block_keys(block_hashes([256, *prompt.encode()], FAST.block_size))
     async with open_process(transports, **WANTED) as caller:
         client = await caller.client(GENERATE)
         assert client.router.kv is not None
-        index = client.router.kv.index
+        index, names = client.router.kv.index, client.router.kv.names
         assert index is not None
+        named = block_hashes([256, *prompt.encode()], FAST.block_size, names=names)
+        hashes = block_keys(named)
         async with serving(transports, **WANTED) as server:
             await client.router.wait_instances()
             await ask(client, prompt)
@@ -144,11 +147,11 @@ async def test_what_was_sent_lately_is_held_by_a_worker_that_tells_no_blocks(
     """It is not taken for empty, beside one that tells, and the log says so once."""
     transports = OneProcess()
     prompt = "the same beginning, and more"
-    hint = hint_of_tokens([256, *prompt.encode()], FAST.block_size)
     mute: dict[str, Any] = {"router__policy": policy, "router__kv__events": False}
     async with open_process(transports, **WANTED) as caller:
         client = await caller.client(GENERATE)
         assert client.router.kv is not None
+        hint = hint_of_tokens(client.router.kv.names, [256, *prompt.encode()], FAST.block_size)
         async with serving(transports, **mute) as server, serving(transports):
             silent, teller = sorted(
                 await client.router.wait_instances(2), key=lambda each: each.kv_events or False
@@ -163,6 +166,45 @@ async def test_what_was_sent_lately_is_held_by_a_worker_that_tells_no_blocks(
             assert chosen == {silent.id}
     told = [each for each in caplog.messages if "does not tell which KV blocks" in each]
     assert [silent.id in each for each in told] == [True]
+
+
+@pytest.mark.parametrize("release", ["of other names", "before names had a key"])
+async def test_blocks_are_not_looked_for_by_names_that_their_worker_does_not_use(
+    release: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was sent there lately is taken for held, and the log says why."""
+    transports = OneProcess()
+    prompt = "the same beginning, and more"
+    async with open_process(transports, **WANTED) as caller:
+        client = await caller.client(GENERATE)
+        assert client.router.kv is not None
+        index, names = client.router.kv.index, client.router.kv.names
+        assert index is not None
+        # Whoever comes now draws another salt.
+        await caller.control.delete(f"{KV_NAMES_PREFIX}{GENERATE.namespace}")
+        async with serving(transports) as server:
+            [instance] = await client.router.wait_instances()
+            if release == "before names had a key":
+                old = Instance(
+                    endpoint=instance.endpoint, id="a" * 16, transports={}, kv_events=True
+                )
+                await caller.control.put(old.key, encode_instance(old))
+                instance = max(await client.router.wait_instances(2), key=lambda each: each.id)
+                there = "none"
+            else:
+                there = instance.kv_names
+            assert there != names.mark
+            await ask(client, prompt)
+            await until(lambda: server.metrics.value("kv_events_blocks", endpoint=str(GENERATE)))
+            hint = hint_of_tokens(names, [256, *prompt.encode()], FAST.block_size)
+            for request in range(2):
+                client.router.kv.begin(instance.id, request, hint)
+            assert client.router.kv.statistics().overlap_blocks == len(hint.keys)
+            assert index.statistics().blocks == 0
+    [told] = [
+        each for each in caplog.messages if f"instance {instance.id} of" in each and "KV" in each
+    ]
+    assert f"by the names in use here ({there} there, {names.mark} here)" in told
 
 
 async def test_nobody_tells_anything_that_is_not_asked_for() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import trio
 
+from tests.runtime.kv.naming import OWN
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.kv.hints import make_hint
 from trinamo.runtime.caller.kv.routing import KvRoutingStatistics
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
 from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.kv.hints import RoutingHint
 from trinamo.runtime.protocol.openai.generate import (
     ChatMessage,
     Delta,
@@ -75,10 +77,15 @@ def asked(prompt: str, tokens: int = 4) -> GenerateRequest:
     return GenerateRequest(model="mocker", prompt=prompt, max_tokens=tokens)
 
 
+def hint_of(client: Client, request: GenerateRequest, card: ModelCard = CARD) -> RoutingHint | None:
+    assert client.router.kv is not None
+    return make_hint(request, card, client.router.kv.names)
+
+
 async def ask(client: Client, prompt: str, card: ModelCard = CARD) -> str:
     """Who has answered."""
     request = asked(prompt)
-    async with client.stream(request, Delta, hint=make_hint(request, card)) as deltas:
+    async with client.stream(request, Delta, hint=hint_of(client, request, card)) as deltas:
         await deltas.forward(Collecting())
         return deltas.instance.id
 
@@ -131,7 +138,7 @@ async def test_prompts_that_share_nothing_are_spread_while_they_run() -> None:
 
         async def hold(number: int) -> None:
             request = asked(f"{number:02d}: nothing in common", 64)
-            async with client.stream(request, Delta, hint=make_hint(request, CARD)) as deltas:
+            async with client.stream(request, Delta, hint=hint_of(client, request)) as deltas:
                 answered[deltas.instance.id] = answered.get(deltas.instance.id, 0) + 1
                 await release.wait()
 
@@ -155,7 +162,7 @@ async def test_a_prompt_waits_for_its_prefill_until_its_first_token() -> None:
         request = asked("some tokens to compute", 256)
 
         async def forward() -> None:
-            async with client.stream(request, Delta, hint=make_hint(request, CARD)) as deltas:
+            async with client.stream(request, Delta, hint=hint_of(client, request)) as deltas:
                 assert known(client).waiting_prefill_tokens == 23
                 await deltas.forward(sink)
 
@@ -173,7 +180,7 @@ async def test_frontends_count_what_others_send() -> None:
         release = trio.Event()
 
         async def hold() -> None:
-            async with one.stream(request, Delta, hint=make_hint(request, CARD)) as deltas:
+            async with one.stream(request, Delta, hint=hint_of(one, request)) as deltas:
                 nursery.start_soon(spread, deltas.instance.id)
                 await release.wait()
 
@@ -199,13 +206,12 @@ def test_a_prompt_that_makes_no_sense_has_no_hint() -> None:
     """It is the worker that refuses it, with the same words as under every policy."""
     strange = GenerateRequest(model="mocker", messages=[ChatMessage("stranger", "hello")])
     for request in (strange, asked(""), asked("x" * 600), GenerateRequest(model="mocker")):
-        assert make_hint(request, CARD) is None
+        assert make_hint(request, CARD, OWN) is None
 
 
 def test_delivered_tokens_are_known_ones() -> None:
-    whole = make_hint(GenerateRequest(model="mocker", token_ids=[1, 2, 3, 4, 5, 6, 7, 8]), CARD)
-    resumed = make_hint(
-        GenerateRequest(model="mocker", token_ids=[1, 2, 3, 4, 5], delivered_ids=[6, 7, 8]), CARD
-    )
-    assert whole is not None
-    assert resumed == whole
+    begun = GenerateRequest(model="mocker", token_ids=[1, 2, 3, 4, 5], delivered_ids=[6, 7, 8])
+    whole = GenerateRequest(model="mocker", token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
+    hint = make_hint(begun, CARD, OWN)
+    assert hint is not None
+    assert hint == make_hint(whole, CARD, OWN)

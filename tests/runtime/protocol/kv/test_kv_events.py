@@ -8,24 +8,21 @@ from collections import deque
 import msgspec
 import pytest
 
+from tests.runtime.kv.naming import block_hashes
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.kv.blocks import BlockSet, decode_part
 from trinamo.runtime.protocol.kv.events import (
     BATCH_EVENTS_MAX,
     BATCH_HASHES_MAX,
-    HASH_BYTES,
     Cleared,
     KvEvent,
     Removed,
     Stored,
-    block_hash,
-    block_hashes,
-    block_keys,
     decode_keys,
     encode_batch,
-    hash_count,
     next_batch,
 )
+from trinamo.runtime.protocol.kv.names import HASH_BYTES
 
 pack = msgspec.msgpack.encode
 
@@ -37,16 +34,8 @@ def hashes(*numbers: int) -> tuple[bytes, ...]:
 A, B, C, D = hashes(1, 2, 3, 4)
 
 
-def test_a_block_is_named_by_its_tokens_and_all_before_them() -> None:
-    first, second = block_hashes([1, 2, 3, 4, 5], 2)
-    assert first == block_hash(b"", [1, 2])
-    assert second == block_hash(first, [3, 4])
-    assert block_hashes([9, 2, 3, 4], 2)[1] != second
-    assert block_hashes([1], 2) == []
-
-
 def test_a_batch_decodes_to_what_it_was() -> None:
-    events: list[KvEvent] = [Stored(b"", (A, B)), Stored(B, (C,)), Removed((A,)), Cleared()]
+    events: list[KvEvent] = [Stored((A, B)), Stored((C,)), Removed((A,)), Cleared()]
     assert decode_keys(encode_batch(events)) == [
         (Stored, (1, 2)),
         (Stored, (3,)),
@@ -64,13 +53,15 @@ def test_a_batch_decodes_to_what_it_was() -> None:
         pack([]),
         pack({"stored": 1}),
         pack([["moved", A]]),
-        pack([["stored", b"", b""]]),
-        pack([["stored", b"", A + b"x"]]),
-        pack([["stored", b"xyz", A]]),
-        pack([["stored", "", A]]),
+        pack([["stored", b""]]),
+        pack([["stored", A + A[:8]]]),
+        pack([["stored", A, A]]),
+        pack([["stored", "A" * HASH_BYTES]]),
         pack([["removed", b""]]),
         pack([["removed"]]),
-        pack([["cleared"]] * (BATCH_EVENTS_MAX + 1)),
+        pack([["cleared", A]]),
+        pack([["cleared", b""]] * (BATCH_EVENTS_MAX + 1)),
+        pack([["stored", b"", b"8 bytes!"], ["removed", b"8 bytes!"], ["cleared"]]),
         pack([["removed", A * (BATCH_HASHES_MAX + 1)]]),
         pack([["removed", A * BATCH_HASHES_MAX * 4]]),
         b"\x91" * 10_000,
@@ -83,7 +74,7 @@ def test_what_is_no_batch_is_refused_as_such(payload: bytes) -> None:
 
 def test_random_bytes_and_damaged_batches_never_raise_anything_else() -> None:
     dice = random.Random(1)
-    good = encode_batch([Stored(b"", (A, B)), Removed((A,)), Cleared()])
+    good = encode_batch([Stored((A, B)), Removed((A,)), Cleared()])
     for _ in range(2000):
         damaged = bytearray(good if dice.random() < 0.7 else dice.randbytes(dice.randrange(40)))
         for _ in range(dice.randrange(3)):
@@ -99,14 +90,22 @@ def test_random_bytes_and_damaged_batches_never_raise_anything_else() -> None:
 
 def test_what_waits_leaves_in_batches_within_both_bounds() -> None:
     long = hashes(*range(2 * BATCH_HASHES_MAX + 5))
-    waiting: deque[KvEvent] = deque([Stored(A, long), *[Cleared()] * (BATCH_EVENTS_MAX + 1)])
+    waiting: deque[KvEvent] = deque([Stored(long), *[Cleared()] * (BATCH_EVENTS_MAX + 1)])
     batches = []
     while waiting:
         batches.append(next_batch(waiting))
-    assert [sum(map(hash_count, batch)) for batch in batches[:3]] == [1024, 1024, 5]
+    sizes = [sum(len(event.block_hashes) for event in batch) for batch in batches]
+    assert sizes == [BATCH_HASHES_MAX, BATCH_HASHES_MAX, 5, 0]
     assert max(map(len, batches)) == BATCH_EVENTS_MAX
-    # Cut in two, the second half follows the last block of the first.
-    assert batches[1] == [Stored(long[1023], long[1024:2048])]
+    assert batches[1] == [Stored(long[BATCH_HASHES_MAX : 2 * BATCH_HASHES_MAX])]
+
+
+def test_a_full_batch_is_within_16_kib_and_is_taken() -> None:
+    waiting: deque[KvEvent] = deque([Stored((A, B, C))] * (BATCH_EVENTS_MAX + 1))
+    payload = encode_batch(next_batch(waiting))
+    assert len(payload) <= 16 << 10
+    assert sum(len(keys) for _, keys in decode_keys(payload)) == BATCH_HASHES_MAX
+    assert len(waiting) == 1
 
 
 # --- the blocks of one worker --------------------------------------------------------------------
@@ -115,7 +114,7 @@ def test_what_waits_leaves_in_batches_within_both_bounds() -> None:
 def test_applying_again_and_removing_what_is_not_there_change_nothing() -> None:
     blocks = BlockSet()
     for _ in range(2):
-        blocks.apply(Stored(b"", (A, B)))
+        blocks.apply(Stored((A, B)))
         blocks.apply(Removed((C, B)))
     assert blocks.hashes == {A}
     blocks.apply(Cleared())
@@ -130,7 +129,7 @@ def test_what_is_no_part_of_a_snapshot_is_refused_as_such(body: bytes) -> None:
 
 def test_the_parts_of_a_snapshot_are_of_about_the_same_size() -> None:
     blocks = BlockSet()
-    blocks.apply(Stored(b"", tuple(block_hashes(range(4000), 2))))
+    blocks.apply(Stored(tuple(block_hashes(range(4000), 2))))
     sizes = [len(blocks.encode_part(part, 4)) for part in range(4)]
     assert max(sizes) < 1.25 * min(sizes)
 
@@ -138,10 +137,6 @@ def test_the_parts_of_a_snapshot_are_of_about_the_same_size() -> None:
 def test_a_snapshot_says_the_same_blocks_by_the_same_bytes() -> None:
     hashes, ways = tuple(block_hashes(range(4000), 2)), (BlockSet(), BlockSet())
     for held, order in zip(ways, (hashes, hashes[::-1]), strict=True):
-        held.apply(Stored(b"", order))
+        held.apply(Stored(order))
     first, second = ways
     assert [first.encode_part(0, n) for n in (1, 3)] == [second.encode_part(0, n) for n in (1, 3)]
-
-
-def test_a_key_is_60_bits_of_a_name() -> None:
-    assert block_keys((A, b"\xff" * HASH_BYTES)) == (1, (1 << 60) - 1)
