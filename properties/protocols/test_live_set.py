@@ -223,4 +223,4 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     monkeypatch.setattr(Instances, method, mistake)
     with pytest.raises((AssertionError, KeyError)):
-        run_state_machine_as_test(LiveSetMachine, settings=quick)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(LiveSetMachine, settings=quick)
