@@ -164,7 +164,7 @@ class DisconnectedError(TransportError):
 
 
 class SilentError(DisconnectedError):
-    """The worker fell silent while it held the request, which may be why.
+    """The worker, or the upstream, fell silent while it held the request, which may be why.
 
     As its parent; but after the second one no other worker is asked.
     """

@@ -11,7 +11,7 @@ import trio
 
 from ..context import Context
 from ..deadlines import Deadlines
-from ..errors import DisconnectedError, KilledError, SilentError, TrinamoError
+from ..errors import DisconnectedError, KilledError, TrinamoError
 from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
@@ -175,7 +175,6 @@ class StreamAttempt(InFlight):
         return channel.is_called + (not self.is_waiting) + channel.arrival_count
 
     def fail(self, error: DisconnectedError) -> None:
-        self.context.silence_count += isinstance(error, SilentError)
         self._error = error
         if self._sending is not None:
             self._sending.cancel()

@@ -164,7 +164,7 @@ class DirectStream:
         try:
             await self._answer.forward(sink)
         except TrinamoError as error:
-            self._client.router.fail(self.instance, error)
+            self._client.router.fail(self.instance, error, self.context)
             raise
 
     async def __aexit__(

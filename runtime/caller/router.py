@@ -18,8 +18,15 @@ from typing import Final
 import trio
 
 from ..config.router import RouterConfig
+from ..context import Context
 from ..env import Env
-from ..errors import OverloadedError, RemoteProtocolError, TrinamoError, UnavailableError
+from ..errors import (
+    OverloadedError,
+    RemoteProtocolError,
+    SilentError,
+    TrinamoError,
+    UnavailableError,
+)
 from ..events.busy import BusyLimits
 from ..events.load import LoadReport
 from ..logs.instances import InstanceLog
@@ -288,13 +295,14 @@ class Router:
             self._known.follow(self._events)
             self._follows_load.set()
 
-    def fail(self, instance: Instance, error: TrinamoError) -> None:
-        """A request to the instance ended with `error`: if it is at fault, pass it over for a while.
+    def fail(self, instance: Instance, error: TrinamoError, context: Context) -> None:
+        """The request of `context` was lost by `error`: pass the instance, if at fault, over for a while.
 
         That is, while there is another. An error that it answered with, `UpstreamError`, counts only
         with others in a row. A connection that is made anew ends the while early, unless the
-        instance answered nonsense.
+        instance answered nonsense. One that fell silent may have done so over the request, which counts.
         """
+        context.silence_count += isinstance(error, SilentError)
         record = self._known.get(instance.id)
         if record is not None:
             self._known.fail(record, error, trio.current_time(), self._inhibit_s)

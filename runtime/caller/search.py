@@ -112,7 +112,7 @@ class Search:
 
     def fail(self, instance: Instance, error: TrinamoError) -> None:
         """An attempt ended with `error`, one of `ELSEWHERE`; raises it if it was the last one."""
-        self._router.fail(instance, error)
+        self._router.fail(instance, error, self._context)
         if not isinstance(self._error, OverloadedError):
             self._error = error
         if isinstance(error, _LOST):

@@ -60,10 +60,10 @@ class ResponseStream(Generic[T]):
             return self._decode(await within(self._context, self._channel.__anext__))
         except UNDECODABLE as error:
             nonsense = _undecodable(error)
-            self._router.fail(self.instance, nonsense)
+            self._router.fail(self.instance, nonsense, self._context)
             raise nonsense from error
         except (DisconnectedError, RemoteProtocolError) as error:
-            self._router.fail(self.instance, error)
+            self._router.fail(self.instance, error, self._context)
             raise
 
     async def forward(self, sink: Sink[T]) -> None:
@@ -78,7 +78,7 @@ class ResponseStream(Generic[T]):
                 decoding = Telling(decoding, self._on_first)
             await within(self._context, partial(self._channel.forward, decoding))
         except (DisconnectedError, RemoteProtocolError) as error:
-            self._router.fail(self.instance, error)
+            self._router.fail(self.instance, error, self._context)
             raise
 
 

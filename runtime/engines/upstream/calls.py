@@ -9,7 +9,7 @@ import trio
 
 from ...config.upstream import UpstreamConfig
 from ...context import Context, State
-from ...errors import DisconnectedError
+from ...errors import DisconnectedError, SilentError
 
 
 @attrs.define(eq=False)
@@ -67,7 +67,7 @@ class Calls:
                     call.heard_at = call.brought_at = now
                 elif now - call.heard_at > limit_s or now - call.brought_at > patience_s:
                     said = "its answer" if call.is_begun else "the beginning of its answer"
-                    call.fail(DisconnectedError(f"the upstream has stalled in {said}"))
+                    call.fail(SilentError(f"the upstream has stalled in {said}"))
 
 
 class Calling:

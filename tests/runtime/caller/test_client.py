@@ -186,7 +186,8 @@ async def test_an_instance_that_answers_is_no_longer_inhibited(cluster: Cluster)
         await cluster.serve(each)
     client = await cluster.client()
     await client.router.wait_instances(2)
-    client.router.fail(client.router.choose(instance_id="1"), RemoteProtocolError("nonsense"))
+    chosen = client.router.choose(instance_id="1")
+    client.router.fail(chosen, RemoteProtocolError("nonsense"), Context("r"))
     assert {await who_answers(client) for _ in range(4)} == {"2"}
     async with client.stream(1, int, instance_id="1") as stream:
         assert [item async for item in stream] == [0]

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from tests.runtime.caller.requests import NAME, Request, SeededEnv, entry, instance
 from trinamo.runtime.caller.router import Router
+from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     DisconnectedError,
@@ -50,7 +51,7 @@ async def test_a_faulty_instance_is_avoided_until_its_inhibition_expires(
     autojump_clock: MockClock,
 ) -> None:
     made = router("1", "2")
-    made.fail(instance("1"), DisconnectedError("gone"))
+    made.fail(instance("1"), DisconnectedError("gone"), Context("r"))
     assert choices(made) == "2222"
     await trio.sleep(5.1)
     assert set(choices(made)) == {"1", "2"}
@@ -58,22 +59,22 @@ async def test_a_faulty_instance_is_avoided_until_its_inhibition_expires(
 
 async def test_an_answer_ends_inhibition() -> None:
     made = router("1", "2")
-    made.fail(instance("1"), DisconnectedError("gone"))
+    made.fail(instance("1"), DisconnectedError("gone"), Context("r"))
     made.restore(instance("1"))
     assert set(choices(made)) == {"1", "2"}
 
 
 async def test_an_answer_ends_the_inhibition_of_one_that_answered_nonsense() -> None:
     made = router("1", "2")
-    made.fail(instance("1"), RemoteProtocolError("nonsense"))
+    made.fail(instance("1"), RemoteProtocolError("nonsense"), Context("r"))
     made.restore(instance("1"))
     assert set(choices(made)) == {"1", "2"}
 
 
 async def test_when_all_are_faulty_somebody_is_asked_all_the_same() -> None:
     made = router("1", "2")
-    made.fail(instance("1"), DisconnectedError("gone"))
-    made.fail(instance("2"), DisconnectedError("gone"))
+    made.fail(instance("1"), DisconnectedError("gone"), Context("r"))
+    made.fail(instance("2"), DisconnectedError("gone"), Context("r"))
     assert set(choices(made)) == {"1", "2"}
 
 
@@ -93,7 +94,7 @@ async def test_nobody_and_nobody_of_that_name() -> None:
 
 async def test_direct_needs_a_name_and_overrides_inhibition() -> None:
     made = router("1", "2", policy=Policy.DIRECT)
-    made.fail(instance("1"), DisconnectedError("gone"))
+    made.fail(instance("1"), DisconnectedError("gone"), Context("r"))
     assert made.choose(instance_id="1").id == "1"
     with pytest.raises(RequestError):
         made.choose()

@@ -114,6 +114,28 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_upstream() -> 
         assert other.asked
 
 
+@pytest.mark.parametrize("begun", [b"", STREAM_HEAD], ids=["no head", "no event"])
+async def test_a_request_over_which_two_upstreams_fell_silent_is_given_to_no_third(
+    begun: bytes,
+) -> None:
+    """As of workers: it may be what blocks them."""
+
+    async def stall(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(begun)
+        await trio.sleep_forever()
+
+    limits = {f"worker__upstream__{name}_timeout_s": "0.3" for name in ("stall", "first_byte")}
+    fakes = [open_fake(stall) for _ in range(4)]
+    async with fakes[0] as one, fakes[1] as two, fakes[2] as three, fakes[3] as four:
+        upstreams = (one, two, three, four)
+        async with open_hop(*upstreams, router__attempts_max="4", **limits) as front:
+            with trio.fail_after(15):
+                answer = await front.chat(stream=True)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "silent")
+    assert sum(len(each.asked) for each in upstreams) == 2
+
+
 async def test_a_prompt_that_nobody_can_answer_has_nobody_passed_over() -> None:
     """Its errors are in a row only with others of the same server."""
 
