@@ -1,6 +1,6 @@
-"""Where several frontends on one port say who they are: a small file, found by `trinamo status`.
+"""Where frontends that `trinamo up` has not started say who they are: a small file, for `trinamo status`.
 
-Frontends are not in discovery, and the port that they share answers for one of them, whichever.
+Discovery names those with a status port, while it is there; a port that several share answers for any.
 As the run file of a cluster it is for its user alone, is removed at the end, and belongs to one
 process.
 """
@@ -31,7 +31,7 @@ _log = logging.getLogger("trinamo.cli")
 
 @attrs.define
 class FrontendsFile:
-    """The frontends that one process has started."""
+    """The frontends that one process has started, or is."""
 
     pid: int
     started: int
@@ -64,7 +64,7 @@ class FrontendsFile:
         try:
             write_whole(self.path, attrs.asdict(self))
         except OSError as error:
-            _log.warning("cannot write %s: %s", self.path, error.strerror)
+            _log.info("cannot write %s: %s", self.path, error.strerror)
 
 
 def find_frontends() -> list[FrontendsFile]:

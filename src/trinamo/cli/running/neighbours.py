@@ -53,8 +53,10 @@ def frontends_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> lis
             found.append(look)
     for file in find_frontends():
         if file.etcd == tuple(etcd) or file.url == url:
+            is_alone = len(file.processes) == 1
             found += [
-                FrontendLook(each.name, each.pid, file.url, each.url) for each in file.processes
+                FrontendLook(each.name, each.pid, file.url, each.url, is_named=is_alone)
+                for each in file.processes
             ]
     if url and all(each.url != url for each in found):
         found.insert(0, FrontendLook("frontend", 0, url, "", is_named=True))

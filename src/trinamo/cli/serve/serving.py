@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -190,9 +191,17 @@ def frontend(
 
             await run_processes(chosen, found, processes, tell)
             return
+        from trinamo.transports.assembly.run_file import ProcessEntry
+
+        from ..running.frontends_file import FrontendsFile
         from .roles import run_frontend
 
         def ready(facts: Any) -> None:
+            # Whose certificate who looks may not know, is asked at its status port alone.
+            if ready_fd is None and (facts.status_url or facts.url.startswith("http:")):
+                etcd = () if chosen.http.upstreams else chosen.control_plane.etcd.endpoints
+                entry = ProcessEntry("frontend", os.getpid(), facts.status_url)
+                file.publish(facts.url, etcd, [entry])
             tell(
                 {
                     "url": facts.url,
@@ -202,7 +211,8 @@ def frontend(
                 }
             )
 
-        await run_frontend(chosen, ready=ready, name=name)
+        with FrontendsFile.kept() as file:
+            await run_frontend(chosen, ready=ready, name=name)
 
     _serve("frontend", sources, run, ready_fd)
 

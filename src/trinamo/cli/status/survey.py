@@ -35,9 +35,10 @@ async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Sur
     """
     config, run = target.config, target.run
     endpoints = config.control_plane.etcd.endpoints
-    if run is None and not (target.is_named or url) and not await somebody_listens(endpoints[0]):
-        raise UnavailableError(NOTHING_RUNS)
     neighbours = neighbours_of(endpoints, run, url)
+    is_known = run is not None or target.is_named or neighbours.frontends
+    if not is_known and not await somebody_listens(endpoints[0]):
+        raise UnavailableError(NOTHING_RUNS)
     listing = await _listing(target, can_wait=not neighbours.frontends)
     async with _dialling(config) as dial:
         return await survey_around(
