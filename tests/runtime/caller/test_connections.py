@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from tests.runtime.caller.requests import NAME, SeededEnv, ToldPlane, place
 from trinamo.runtime.caller.router import Router
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, RemoteProtocolError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -92,7 +93,7 @@ async def test_one_that_answers_nonsense_stays_inhibited_over_a_reconnect(
     tcp = ToldPlane("tcp")
     async with with_planes(tcp) as made:
         for kind, chosen in ((DisconnectedError, {"1", "2"}), (RemoteProtocolError, {"2"})):
-            made.fail(made.choose(instance_id="1"), kind("wrong"))
+            made.fail(made.choose(instance_id="1"), kind("wrong"), Context("r"))
             tcp.break_off()
             tcp.stands = True
             await trio.sleep(1)

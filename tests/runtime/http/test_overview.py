@@ -45,7 +45,7 @@ async def test_it_names_the_instances_their_state_and_our_requests() -> None:
             async with client.stream(1, int) as stream:
                 await anext(aiter(stream))
                 busy = overview(caller, caller)
-            client.router.fail(instance, DisconnectedError("gone"))
+            client.router.fail(instance, DisconnectedError("gone"), Context("r"))
             (inhibited,) = overview(caller, caller).instances
 
     [told] = busy.instances

@@ -204,7 +204,7 @@ async def how_long_one_is_avoided(_: pytest.MonkeyPatch) -> None:
         def inhibited_for() -> float:
             [record] = list(client.router._known)
             client.router.restore(one)
-            client.router.fail(one, DisconnectedError("gone"))
+            client.router.fail(one, DisconnectedError("gone"), Context("r"))
             return record.breaker.until - trio.current_time()
 
         assert inhibited_for() < 1

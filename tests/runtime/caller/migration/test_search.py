@@ -44,7 +44,7 @@ async def test_a_replay_waits_for_another_and_never_asks_the_dead_one(
 ) -> None:
     """The dead one is in discovery until its lease ends; the new one is asked the moment it joins."""
     made = router("1")
-    made.fail(instance("1"), DisconnectedError("gone"))
+    made.fail(instance("1"), DisconnectedError("gone"), Context("r"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comes, made, "2", 1.5)
         found = await search(made, patience=Patience(["1"], waits_for_room=True)).choose()
