@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, note, settings, strategies as st
 
 from tests.sim.programs.response_stream import Fault, Plan, run
 from trinamo.runtime.errors import ConnectError
-from trinamo.sim import ReplayChoices, SeedChoices
+from trinamo.sim import Choices, SeedChoices
+from trinamo.sim.mutants.bugs import planted
+from trinamo.sim.strategies import choices
 from trinamo.transports.tcp import TcpClient
 
+TOO_MUCH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 PROCESS_FAULTS = ("kill worker", "kill caller", "pause worker", "pause caller")
 LINK_FAULTS = ("reset", "cut", "cut worker to caller", "cut caller to worker")
 
@@ -63,28 +66,34 @@ def plans() -> st.SearchStrategy[Plan]:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(plan=plans(), values=st.lists(st.integers(0, 3), max_size=60))
-def test_the_invariants_hold_under_drawn_choices_and_faults(plan: Plan, values: list[int]) -> None:
+@settings(max_examples=200, deadline=None, suppress_health_check=TOO_MUCH)
+@given(plan=plans(), choices=choices(decisions_max=512))
+def test_the_invariants_hold_under_drawn_choices_and_faults(plan: Plan, choices: Choices) -> None:
     """I1: items are a gapless prefix. I2: one terminal. I5, I15: all ends, nothing is left.
 
     Progress: without faults every stream is whole, and after them the next one is.
 
-    Replay a failure with `run(plan, ReplayChoices(values))`; both are in the falsifying example.
+    Replay a failure with `run(plan, choices)`; both are in the falsifying example.
     """
-    outcome = run(plan, ReplayChoices(values))
+    outcome = run(plan, choices)
     note(f"terminals {outcome.terminals}, handlers {outcome.handlers}")
     assert outcome.violations() == []
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(plan=plans(), seed=st.integers(0, 2**32))
-def test_the_invariants_hold_under_seeded_choices(plan: Plan, seed: int) -> None:
-    """The same, with non_default choices to the end of the run instead of dull ones after a prefix."""
-    outcome = run(plan, SeedChoices(seed))
-    note(f"terminals {outcome.terminals}, handlers {outcome.handlers}")
-    assert outcome.violations() == []
+@pytest.mark.parametrize(
+    "bug", ["rest_of_a_send_lost", "link_loses_one_stream", "kill_lost_at_the_close"]
+)
+def test_a_planted_mistake_is_found(bug: str) -> None:
+    """Such as what shows only if a socket takes a part of what it is given."""
+
+    @settings(max_examples=200, deadline=None, phases=[Phase.generate], database=None)
+    @given(plan=plans(), choices=choices(decisions_max=512))
+    def holds(plan: Plan, choices: Choices) -> None:
+        assert run(plan, choices).violations() == []
+
+    with planted(bug), pytest.raises((AssertionError, ExceptionGroup)):
+        holds()
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("pause worker", at_s=0.01, lasts_s=0.5),)])

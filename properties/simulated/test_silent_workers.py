@@ -25,6 +25,7 @@ from trinamo.sim.checkers.checker import Checker
 from trinamo.sim.cluster.workload import COMPLETE
 from trinamo.sim.core.trace import Row
 from trinamo.sim.scenario import run
+from trinamo.sim.scenario.driver import ClusterDriver
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.outcome import Outcome
 from trinamo.sim.scenario.plans import FaultPlan
@@ -117,11 +118,10 @@ def broken(
 ) -> Iterator[str]:
     """What is wrong with a run in which these requests stop who has them."""
     poisons: list[Poison] = []
-    driver = run.ClusterDriver
 
     def poisoned(scenario: Scenario, outcome: Outcome) -> Any:
         poisons.append(outcome.world.watch(Poison(outcome, names, after_s)))
-        return driver(scenario, outcome)
+        return ClusterDriver(scenario, outcome)
 
     with noted() as found, patch.object(run, "ClusterDriver", poisoned):
         outcome = run.run_scenario(scenario, choices, bug=bug)
