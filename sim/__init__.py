@@ -37,7 +37,11 @@ from .core.choices import (
 )
 from .core.clock import WallClock
 from .core.env import SimClock, SimEnv
-from .core.errors import (
+from .core.host import Host, HostState
+from .core.scheduler import Policy
+from .core.trace import Difference, Row, Trace, diff, first_difference
+from .core.world import World
+from .errors import (
     Deadlock,
     Escape,
     SimulationError,
@@ -46,10 +50,6 @@ from .core.errors import (
     UnsupportedTrio,
     Violation,
 )
-from .core.host import Host, HostState
-from .core.scheduler import Policy
-from .core.trace import Difference, Row, Trace, diff, first_difference
-from .core.world import World
 from .explore.picture import page_of
 from .explore.run import BadScenario
 from .faults import Fault, arm

@@ -15,10 +15,10 @@ import pytest
 from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.sim import SeedChoices
 from trinamo.sim.cluster.memory import MemoryPlan
+from trinamo.sim.cluster.plans import FaultPlan
 from trinamo.sim.scenario.file import parse_scenario
-from trinamo.sim.scenario.plans import FaultPlan
 from trinamo.sim.scenario.run import run_scenario
-from trinamo.sim.scenario.scenario import Scenario
+from trinamo.sim.trial.scenario import Scenario
 
 SCENARIO = """
 name = "drawn"

@@ -20,13 +20,13 @@ from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
 from .admission.admission import Admission
 from .admission.cors import AllowsOrigins
-from .admission.guard import NeedsKey
 from .asgi import ExchangeApp
 from .chat import Inference
 from .exchanges import Handler
 from .models.models import ModelManager
 from .reading import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from .routes.access import OUTCOME, TellsRequests
+from .routes.guard import NeedsKey
 from .routes.openapi import openapi_document
 from .routes.scraping import ScrapeTargets
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error

@@ -13,7 +13,7 @@ from typing import Final, Self
 import trio
 
 from ..errors import OverloadedError
-from .admission.shares import Budget
+from .shares import Budget
 from .status import BodyTimeoutError, BodyTooLargeError
 
 SMALL_BODY_BYTES: Final = 1 << 16

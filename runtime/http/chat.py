@@ -31,7 +31,6 @@ from ..traces.trace import Leg, Trace
 from .admission.admission import Admission
 from .admission.keys import Key
 from .admission.queue import Ticket, Wanted
-from .admission.shares import party_of
 from .bodies import Body
 from .deadlines import find_deadline
 from .exchanges import (
@@ -46,6 +45,7 @@ from .exchanges import (
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .passing import PassedBody, PassedEvents
 from .reading import EndpointKind, Parsed, Read, Reader
+from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
 

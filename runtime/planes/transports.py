@@ -15,6 +15,7 @@ import attrs
 from ..config.config import Config
 from ..config.keys import is_everywhere, is_loopback, url_of
 from ..env import Env
+from ..traces.spans import SpanSink
 from . import (
     CallHome,
     ControlPlane,
@@ -25,7 +26,6 @@ from . import (
     TransferPlane,
 )
 from .settlement import SettlementPlane
-from .spans import SpanSink
 
 
 @attrs.frozen(kw_only=True)

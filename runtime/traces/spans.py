@@ -10,10 +10,12 @@ below decides again.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import attrs
 
 from ..env import Env
-from ..planes.spans import Span, SpanSink
 from ..protocol.traceparent import TraceParent, decode_traceparent, encode_traceparent
 from .trace import Fact, Leg, Trace
 
@@ -23,6 +25,34 @@ _SPAN_BITS: Final = 64
 _SPAN_AT: Final = 36
 _SPAN_DIGITS: Final = 16
 _RATIO_MASK: Final = 2**64 - 1
+
+
+@attrs.define(kw_only=True)
+class Span:
+    """One part of a request's way that is over. Times are seconds since the Unix epoch."""
+
+    # Not frozen: that triples what making one costs.
+
+    name: str
+    request_id: str
+    """As the request is called in this process."""
+    trace_id: int
+    span_id: int
+    parent_id: int
+    """Of the span that it is a part of, here or in another process; 0: of none."""
+    start: float
+    end: float
+    marks: Sequence[tuple[str, float]]
+    """What was reached on the way, and when."""
+    facts: Mapping[str, str | int | float]
+
+
+class SpanSink(Protocol):
+    """Takes spans, and brings them where they are kept, by and by."""
+
+    def take(self, span: Span) -> None:
+        """Take one that is over. Does not wait, and drops what it has no room for; never raises."""
+        ...
 
 
 class Tracing:

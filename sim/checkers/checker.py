@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..core.errors import Violation
 from ..core.trace import Row
+from ..errors import Violation
 
 
 class Checker:

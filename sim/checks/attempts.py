@@ -11,7 +11,7 @@ from ..core.policies import is_interleaved
 
 if TYPE_CHECKING:
     from ..core.trace import Row
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 HEARD_S: Final = 0.005

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.kv.transfer.engine import EngineTransfers
 
     from ..cluster.roles import Process
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.config.tcp import TcpConfig
 
     from ..cluster.roles import Process
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 EVENT_BYTES_MAX: Final = 512

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.caller.router import Router
 
     from ..cluster.roles import Process
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 def stale_reports(outcome: Outcome) -> Iterator[str]:

@@ -12,7 +12,7 @@ from ..cluster.services import STORE
 
 if TYPE_CHECKING:
     from ..core.trace import Row
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 TICK_S: Final = 0.001

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ..cluster.workload import RequestRecord
-    from ..scenario.outcome import Outcome
+    from ..trial.outcome import Outcome
     from .attempts import Attempt
 
 

@@ -17,7 +17,7 @@ from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
 
-from ..core.errors import Violation
+from ..errors import Violation
 
 
 @attrs.define

@@ -20,9 +20,9 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.engines.mocker.engine import MockerOptions
 
 from ..core.env import SimEnv
-from ..core.errors import Violation
 from ..core.host import HostState
 from ..core.world import World
+from ..errors import Violation
 from ..net.network import Network
 from .members import ask_as_member
 from .memory import ClusterMemory, MemoryPlan
@@ -32,7 +32,7 @@ from .services import BROKER, STORE, NetworkServices, NotedStore, Services
 from .workload import ClientProfile, RequestRecord, ask_over_http
 
 if TYPE_CHECKING:
-    from ..scenario.plans import FaultPlan
+    from .plans import FaultPlan
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ from ..net.network import Network
 from ..services import open_simulated_memory
 from ..services.memory.adapters import TroubledFabric
 from .audit import BlockAudit, Landings, WatchedPlane
-from .membership import SECRET
+from .network import SECRET
 
 PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""

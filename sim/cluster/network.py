@@ -8,13 +8,16 @@ from __future__ import annotations
 import errno
 import os
 import socket as stdlib
-from typing import Any
+from typing import Any, Final
 
 import trio
 from typing_extensions import override
 
 from ..net.network import Network
 from ..net.sockets import SimSocket
+
+SECRET: Final = b"the secret of a simulated cluster"
+"""Of all its hosts: they are not loopback to each other."""
 
 
 class ClusterNetwork(Network):

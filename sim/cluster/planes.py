@@ -15,13 +15,13 @@ import attrs
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
 from trinamo.runtime.planes import ControlPlane, EventPlane
-from trinamo.runtime.planes.spans import Span, SpanSink
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
+from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.tcp import TcpOptions
 
-from .membership import SECRET
 from .memory import ClusterMemory
+from .network import SECRET
 from .services import NotedControlPlane, Services
 
 

@@ -20,9 +20,9 @@ from ..core.choices import SeedChoices
 from ..core.trace import Row
 from ..report.attribution import host_name, request_of
 from ..scenario.driver import ClusterDriver
-from ..scenario.outcome import Outcome
 from ..scenario.run import run_scenario
-from ..scenario.scenario import Scenario
+from ..trial.outcome import Outcome
+from ..trial.scenario import Scenario
 from .services import MemoryServices
 from .world import LoopbackNetwork, LoopbackWorld
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 from typing_extensions import override
 
+from ..errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
 from .choices import Choices
 from .clock import WALL_EPOCH_S
-from .errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
 from .host import CURRENT, Host, HostState, Incarnation, check_main, incarnation_of
 from .machines import Machines
 from .policies import is_interleaved

@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..core.errors import Escape, SimulationError, Violation
 from ..core.host import HostState
 from ..core.world import World
+from ..errors import Escape, SimulationError, Violation
 
 FAULTS_SAID_MAX = 3
 HERE = Path(__file__).resolve().parents[1]

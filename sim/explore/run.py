@@ -21,9 +21,9 @@ import attrs
 import trio
 
 from ..core.choices import Choice, Choices, SeedChoices
-from ..core.errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
 from ..core.trace import Trace
 from ..core.world import World
+from ..errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
 from .hints import broke_off, followed, hints_of, varying
 
 Play = Callable[[Choices], object]

@@ -31,13 +31,11 @@ from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
 from typing_extensions import override
 
-from ..core.errors import Escape, StepLimit, UnsupportedTrio
+from ..errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
-
-    from ..core.scheduler import Scheduler
 
 __all__ = ["Ambient", "Loop", "armed", "breakable", "check_trio", "closed_world", "task_number"]
 
@@ -114,7 +112,7 @@ def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -
 
 @contextmanager
 def closed_world(
-    scheduler: Scheduler,
+    scheduler: object,
     *,
     ambient: Ambient,
     wall: Callable[[], float],

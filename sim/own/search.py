@@ -15,7 +15,7 @@ import attrs
 from typing_extensions import override
 
 from ..core.choices import Choice, Choices, ReplayChoices
-from ..core.errors import Violation
+from ..errors import Violation
 from ..explore.failure import Failure, save_failure
 from ..explore.picture import page_of
 from ..explore.run import BadScenario, Played, Run, Scenario, played, quietly

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import trio
 
 from ..core.choices import Choices
-from ..core.errors import Violation
 from ..core.host import current_host_name
 from ..core.policies import Policy
 from ..core.world import World
+from ..errors import Violation
 from ..faults import Fault, arm
 from ..net.bus import Bus, Message, Verdict, delay
 from ..net.network import Network

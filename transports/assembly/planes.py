@@ -27,7 +27,7 @@ from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane
-    from trinamo.runtime.planes.spans import SpanSink
+    from trinamo.runtime.traces.spans import SpanSink
 
 
 class RealTransports:

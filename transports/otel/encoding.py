@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
-from trinamo.runtime.planes.spans import Span
+from trinamo.runtime.traces.spans import Span
 
 _NS: Final = 1_000_000_000
 _SCOPE: Final = InstrumentationScope("trinamo")

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from trinamo.runtime.config.config import TracingConfig
-from trinamo.runtime.planes.spans import Span
+from trinamo.runtime.traces.spans import Span
 
 from .encoding import SpanEncoder
 

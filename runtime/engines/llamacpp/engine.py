@@ -29,13 +29,13 @@ from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem
 from .blocks import StagedBlocks
-from .grammars import Compiler, Grammars
+from .grammars import Compiler
 from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
 from .prompts import Prompts
 from .sandbox.sandbox import Sandbox
 from .sequences import Sequences, sequence_count
-from .shaped import ShapedSampling
+from .shaped import Grammars, ShapedSampling
 from .vocabulary import Vocabulary
 
 _log = logging.getLogger("trinamo.engine")

@@ -10,27 +10,23 @@ before the request waits for a place; what would take too long to make is found 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
-from .sandbox.sandbox import ExceededError, Sandbox
 
 DEPTH_MAX: Final = 64
 """Of a schema: what walks it down in native code has a stack."""
 INTEGER_MAX: Final = 2**53
 """The grammar counts in floating point: it would let the number beside it stand."""
-_CACHED_MAX: Final = 64
 _TOKENS_TRIED: Final = 8
 """Some grammars come to the limits of llguidance's lexer a token or two behind their beginning."""
 _MAY_BE_LONG: Final = 120
@@ -118,39 +114,6 @@ class Compiler:
         except EngineError as error:
             return error.message
         return ""
-
-
-class Grammars:
-    """The grammars that were asked for last, `_CACHED_MAX` of them, and why others are none."""
-
-    def __init__(self, compiler: Compiler, sandbox: Sandbox) -> None:
-        self._compiler, self._sandbox = compiler, sandbox
-        self._made: OrderedDict[str, LLMatcher | str] = OrderedDict()
-
-    async def prepare(self, source: str, param: str) -> None:
-        """Have the grammar ready for `open`; `RequestError` naming `param` if `source` is none.
-
-        It is made in the sandbox first, as what one costs is not to be seen in its text.
-        """
-        found = self._made.get(source)
-        if found is None:
-            try:
-                found = await self._sandbox.call(source)
-            except ExceededError as error:
-                found = f"making it takes more than {error}"
-            found = found or await trio.to_thread.run_sync(self._compiler.compile, source)
-            self._made[source] = found
-            while len(self._made) > _CACHED_MAX:
-                self._made.popitem(last=False)
-        if isinstance(found, str):
-            raise RequestError(f"'{param}' cannot be a grammar: {found}", param=param)
-
-    def open(self, source: str) -> Grammar:
-        """A grammar at its beginning, whose source was prepared; `EngineError` otherwise."""
-        found = self._made.get(source) or self._compiler.compile(source)
-        if isinstance(found, str):
-            raise EngineError(f"the answer has no grammar: {found}")
-        return self._compiler.open(found)
 
 
 @attrs.frozen

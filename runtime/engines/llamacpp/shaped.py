@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import numpy as np
+import trio
+from llguidance import LLMatcher
 
-from ...errors import EngineError
+from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import GenerateRequest
 from ..loop.step import Shaping, StepItem
-from .grammars import Grammar, Grammars, grammar_of
+from .grammars import Compiler, Grammar, grammar_of
 from .sampling import choose, is_reshaped, reshape, tell
+from .sandbox.sandbox import ExceededError, Sandbox
+
+_CACHED_MAX: Final = 64
+
+
+class Grammars:
+    """The grammars that were asked for last, `_CACHED_MAX` of them, and why others are none."""
+
+    def __init__(self, compiler: Compiler, sandbox: Sandbox) -> None:
+        self._compiler, self._sandbox = compiler, sandbox
+        self._made: OrderedDict[str, LLMatcher | str] = OrderedDict()
+
+    async def prepare(self, source: str, param: str) -> None:
+        """Have the grammar ready for `open`; `RequestError` naming `param` if `source` is none.
+
+        It is made in the sandbox first, as what one costs is not to be seen in its text.
+        """
+        found = self._made.get(source)
+        if found is None:
+            try:
+                found = await self._sandbox.call(source)
+            except ExceededError as error:
+                found = f"making it takes more than {error}"
+            found = found or await trio.to_thread.run_sync(self._compiler.compile, source)
+            self._made[source] = found
+            while len(self._made) > _CACHED_MAX:
+                self._made.popitem(last=False)
+        if isinstance(found, str):
+            raise RequestError(f"'{param}' cannot be a grammar: {found}", param=param)
+
+    def open(self, source: str) -> Grammar:
+        """A grammar at its beginning, whose source was prepared; `EngineError` otherwise."""
+        found = self._made.get(source) or self._compiler.compile(source)
+        if isinstance(found, str):
+            raise EngineError(f"the answer has no grammar: {found}")
+        return self._compiler.open(found)
 
 
 @attrs.frozen(eq=False)

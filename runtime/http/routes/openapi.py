@@ -26,8 +26,8 @@ from ...protocol.openai.answers import (
 )
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...traces.ring import ProcessView
-from ..admission.guard import OPEN
 from ..survey.overview import FrontendView
+from .guard import OPEN
 from .scraping import TargetGroup
 
 JSON: Final = "application/json"

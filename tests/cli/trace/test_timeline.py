@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from trinamo.cli.trace.asking import Answers, Found
+from trinamo.cli.status.asking import Answers, Found
 from trinamo.cli.trace.page import timeline_page
 from trinamo.cli.trace.text import timeline_text
 from trinamo.cli.trace.timeline import TimeLine, time_line, timeline_json

@@ -17,14 +17,13 @@ from tests.transports.tcp.ends import eventually
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import JobOrigin, LeasedJob, QueueLimits
-from trinamo.runtime.planes.spans import Span
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.protocol.traceparent import decode_traceparent
 from trinamo.runtime.queues.consumer import ConsumerLimits, Job
 from trinamo.runtime.traces.ring import Traces
-from trinamo.runtime.traces.spans import Tracing
+from trinamo.runtime.traces.spans import Span, Tracing
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ASKED = f"00-{TRACE}-{SPAN}-01"

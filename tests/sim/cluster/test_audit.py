@@ -11,7 +11,7 @@ import pytest
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.sim.cluster.audit import BlockAudit, Landings, WatchedPlane
-from trinamo.sim.core.errors import Violation
+from trinamo.sim.errors import Violation
 
 
 class Moving:

@@ -6,8 +6,8 @@ import pytest
 
 from trinamo.sim import SeedChoices
 from trinamo.sim.scenario.file import parse_scenario
-from trinamo.sim.scenario.outcome import Outcome
 from trinamo.sim.scenario.run import run_scenario
+from trinamo.sim.trial.outcome import Outcome
 
 STOPPED = """
 name = "stopped"

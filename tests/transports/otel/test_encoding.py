@@ -7,7 +7,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 
-from trinamo.runtime.planes.spans import Span
+from trinamo.runtime.traces.spans import Span
 from trinamo.transports.otel.encoding import SpanEncoder
 
 RESOURCE = Resource.create({"service.name": "mine", "trinamo.role": "frontend"})

@@ -8,7 +8,7 @@ import trio
 from tests.transports.otel.collector import open_collector
 from trinamo.runtime.config.config import TracingConfig, load_config
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.planes.spans import Span
+from trinamo.runtime.traces.spans import Span
 from trinamo.transports.otel import exporter, open_spans
 
 pytestmark = pytest.mark.slow

@@ -31,9 +31,9 @@ from starlette.types import ASGIApp
 
 from ....config.http import HttpConfig
 from ....nurseries import open_nursery
-from ...admission.shares import Budget
 from ...asgi import Receive, Scope, Send, send_error
 from ...exchanges import find_header
+from ...shares import Budget
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER, Refusals
 from ..tls.certificates import Certificates

@@ -20,7 +20,7 @@ import trio
 from ....config.http import HttpConfig
 from ....nurseries import open_nursery
 from ....protocol.openai.http_head import HeadFault
-from ...admission.shares import Budget, party_of
+from ...shares import Budget, party_of
 from ..phases import Phase
 from ..refusals import Refusals
 from .exchange import NativeExchange

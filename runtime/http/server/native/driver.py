@@ -10,8 +10,8 @@ import trio
 from starlette.types import ASGIApp
 
 from ....config.http import HttpConfig
-from ...admission.shares import Budget
 from ...exchanges import Handler
+from ...shares import Budget
 from ...status import answer_error
 from ..hosts import HostPolicy
 from ..refusals import HOST_ANSWER, Refusals

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from ...admission.shares import Budget
+from ...shares import Budget
 from .wire import Wire
 
 WRITE_BYTES: Final = 1 << 16

@@ -51,7 +51,7 @@ def tasks(
     from trinamo.runtime.process.tasks import TasksView
 
     from ..running.locating import locate, quiet_log
-    from ..trace.asking import find_places
+    from .asking import find_places
 
     quiet_log()
 

@@ -12,7 +12,7 @@ import msgspec
 from trinamo.runtime.traces.ring import LegView, root_of
 from trinamo.runtime.traces.trace import Fact
 
-from .asking import Answers, Found
+from ..status.asking import Answers, Found
 
 ROWS_MAX: Final = 500
 _SHOWN_LAST: Final = ("outcome",)

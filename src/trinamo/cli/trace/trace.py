@@ -23,7 +23,7 @@ def _complete(incomplete: str) -> list[str]:
 
     from trinamo.runtime.errors import TrinamoError
 
-    from .asking import recent_ids
+    from ..status.asking import recent_ids
 
     with suppress(TrinamoError, OSError):
         return [each for each in trio.run(recent_ids) if each.startswith(incomplete)]
@@ -61,7 +61,7 @@ def trace(
     from trinamo.runtime.errors import RequestError, UnavailableError
 
     from ..running.locating import locate, quiet_log
-    from .asking import ask_cluster
+    from ..status.asking import ask_cluster
     from .timeline import time_line, timeline_json
 
     quiet_log()

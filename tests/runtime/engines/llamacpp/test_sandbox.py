@@ -20,9 +20,10 @@ from trinamo.runtime.errors import ConfigError, EngineError, RequestError
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 needs.LLAMACPP.imported()
-from trinamo.runtime.engines.llamacpp.grammars import Compiler, Grammars, grammar_of  # noqa: E402
+from trinamo.runtime.engines.llamacpp.grammars import Compiler, grammar_of  # noqa: E402
 from trinamo.runtime.engines.llamacpp.prompts import Prompts  # noqa: E402
 from trinamo.runtime.engines.llamacpp.sandbox.sandbox import BOUNDS, ExceededError, Sandbox  # noqa: E402
+from trinamo.runtime.engines.llamacpp.shaped import Grammars  # noqa: E402
 
 pytestmark = pytest.mark.slow
 END = 256

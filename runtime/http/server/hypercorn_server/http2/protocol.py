@@ -23,9 +23,9 @@ import h2.exceptions
 import trio
 
 from .....nurseries import open_nursery
-from ....admission.shares import Budget, party_of
 from ....asgi import Receive, Scope, Send, send_error
 from ....exchanges import Headers
+from ....shares import Budget, party_of
 from ....status import answer_error
 from ..connection import Connection
 from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .plans import BrokenRule
+from ..cluster.plans import BrokenRule
 
 if TYPE_CHECKING:
     from ..cluster.cluster import Cluster

@@ -10,8 +10,17 @@ import msgspec
 
 from ..cluster.byzantine import ByzantineClient
 from ..cluster.cluster import ClusterPlan
+from ..cluster.plans import (
+    Expect,
+    FaultPlan,
+    Limits,
+    LinkPlan,
+    Liveness,
+    Mutant,
+    NetworkPlan,
+    QueuePlan,
+)
 from ..core.scheduler import Policy
-from .plans import Expect, FaultPlan, Limits, LinkPlan, Liveness, Mutant, NetworkPlan, QueuePlan
 
 
 @attrs.frozen(kw_only=True)

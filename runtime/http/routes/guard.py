@@ -8,11 +8,11 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import RequestError
+from ..admission.keys import ApiKeys
 from ..asgi import send_error
 from ..dashboard.dashboard import PREFIX
-from ..routes.access import OUTCOME
 from ..status import answer_error
-from .keys import ApiKeys
+from .access import OUTCOME
 
 OPEN: Final = frozenset({"/health", "/live"})
 """What load balancers and supervisors ask, who hold no secrets."""
