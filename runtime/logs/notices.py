@@ -21,9 +21,8 @@ class LogNotices:
     A kind is a constant of the code: of more than 64 the oldest is forgotten.
     """
 
-    def __init__(self, logger: logging.Logger, *, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._interval_s = interval_s
         self._next: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
 
@@ -41,7 +40,7 @@ class LogNotices:
             oldest = next(iter(self._next))
             del self._next[oldest]
             self._held_back.pop(oldest, None)
-        self._next[kind] = now + self._interval_s
+        self._next[kind] = now + _INTERVAL_S
         count = self._held_back.pop(kind, 0)
         more = f" ({count} more since the last line)" if count else ""
         self._logger.log(level, "%s: %s%s", kind, detail, more)

@@ -14,6 +14,7 @@ rest of the process is in `plane.py`.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 -- nats-py needs it; this module is where it is allowed
+import logging
 import math
 import random
 import warnings
@@ -24,12 +25,12 @@ from typing_extensions import override
 
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
+from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
 from .client import NatsClient
 from .farewell import CONNECTION_ERRORS, abort, say_goodbye, settle, wait_for
 from .line import Line
-from .notices import Notices, logger
 from .options import NatsOptions
 from .outbox import Interest
 
@@ -41,6 +42,7 @@ with warnings.catch_warnings():
     import trio_asyncio
 
 
+_log = logging.getLogger("trinamo.nats")
 PUBLISH_BATCH = 64
 ABORT_GRACE_S = 0.5
 SERVERS_MAX = 64
@@ -58,7 +60,7 @@ class Island(Line):
         self.options = options
         self.is_closing = False
         self._rng = rng
-        self._notices = Notices()
+        self._notices = LogNotices(_log)
         self._servers = list(options.servers)
         self._opened = trio.Event()
         self._open_error: TrinamoError | None = None
@@ -138,7 +140,7 @@ class Island(Line):
                 await self._back_off(attempt)
         self._opened.set()
         if left := self.outbox.clear():
-            logger.warning("closed: %d messages could not be sent", left)
+            _log.warning("closed: %d messages could not be sent", left)
 
     async def _connect(self, client: Any, closed: asyncio.Event) -> TrinamoError | None:
         """Connect and restore every subscription; the error if that failed."""
@@ -195,7 +197,7 @@ class Island(Line):
         where = client.connected_url.netloc.rpartition("@")[2]
         version = client.connected_server_version
         self.restored(f"nats-server {version.major}.{version.minor}.{version.patch} at {where}")
-        log = logger.info if self.connection_count == 1 else logger.warning
+        log = _log.info if self.connection_count == 1 else _log.warning
         log("connected to %s", self.server)
 
     async def _serve_until_closed(self, client: Any) -> None:

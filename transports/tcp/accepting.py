@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.logs.notices import LogNotices
 
 from .sockets import TcpOptions, tune
 
@@ -33,7 +34,6 @@ _PASSING: Final = {
 """What `accept` raises for a connection that is gone already: accept(2) says to go on."""
 _BACKOFF_MIN_S: Final = 0.005
 _BACKOFF_MAX_S: Final = 1.0
-_LOG_EVERY_S: Final = 5.0
 
 
 @attrs.define(eq=False)
@@ -67,8 +67,7 @@ class Gate(Generic[T]):
         self._origins: Counter[str] = Counter()
         self.refused_count = 0
         """Connections that ended without a greeting: wrong, late, or pushed out by others."""
-        self._told_count = 0
-        self._quiet_until = float("-inf")
+        self._notices = LogNotices(_log)
 
     @property
     def ungreeted_count(self) -> int:
@@ -78,16 +77,13 @@ class Gate(Generic[T]):
     async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept connections until cancelled; each is a task of `nursery`, and closed at its end."""
         backoff_s = _BACKOFF_MIN_S
-        logged_at = float("-inf")
         while True:
             try:
                 stream = await listener.accept()
             except OSError as error:
                 if error.errno not in _EXHAUSTED | _PASSING:
                     raise
-                if trio.current_time() - logged_at >= _LOG_EVERY_S:
-                    logged_at = trio.current_time()
-                    _log.error("cannot accept a connection: %s; backing off", error.strerror)
+                self._notices.log(logging.ERROR, "cannot accept a connection", error.strerror)
                 self._make_room()
                 await trio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
@@ -149,18 +145,9 @@ class Gate(Generic[T]):
                 del self._origins[stranger.origin]
 
     def _refused(self, origin: str, why: str) -> None:
-        """One line in five seconds, with the count: a stranger must not write our log."""
+        # A stranger must not write our log.
         self.refused_count += 1
-        if trio.current_time() < self._quiet_until:
-            return
-        self._quiet_until = trio.current_time() + _LOG_EVERY_S
-        count, self._told_count = self.refused_count - self._told_count, self.refused_count
-        _log.warning(
-            "closed %d ungreeted connections since the last such line; the last was from %s: %s",
-            count,
-            origin,
-            why,
-        )
+        self._notices.warn("closed an ungreeted connection", f"from {origin}: {why}")
 
 
 def _origin(stream: trio.SocketStream) -> str:

@@ -14,14 +14,19 @@ from trinamo.runtime.logs.notices import LogNotices
 async def test_of_many_alike_the_first_is_logged_and_later_how_many_followed(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    notices = LogNotices(logging.getLogger("trinamo.test"), interval_s=5)
+    notices = LogNotices(logging.getLogger("trinamo.test"))
     for number in range(900):
         notices.warn("error", number)
+    notices.warn("disconnected", "x")
     await trio.sleep(5)
     notices.warn("error", "again")
+    await trio.sleep(5)
+    notices.warn("error", "later")
     assert [record.getMessage() for record in caplog.records] == [
         "error: 0",
+        "disconnected: x",
         "error: again (899 more since the last line)",
+        "error: later",
     ]
 
 
