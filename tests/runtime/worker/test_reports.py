@@ -189,7 +189,8 @@ async def test_blocks_are_not_looked_for_by_names_that_their_worker_does_not_use
                     endpoint=instance.endpoint, id="a" * 16, transports={}, kv_events=True
                 )
                 await caller.control.put(old.key, encode_instance(old))
-                instance = max(await client.router.wait_instances(2), key=lambda each: each.id)
+                joined = await client.router.wait_instances(2)
+                [instance] = [each for each in joined if each.id == old.id]
                 there = "none"
             else:
                 there = instance.kv_names
