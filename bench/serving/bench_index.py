@@ -22,6 +22,7 @@ import peers
 ROLES = Path(__file__).with_name("index_roles.py")
 ROWS = {
     "insert_us": ("insert, as the event came: µs a block", 0.5),
+    "name_us": ("name a prompt's block of 16 tokens, of 32k: µs", None),
     "find_1k_us": ("find, 64 blocks (1k tokens): µs", 15),
     "find_8k_us": ("find, 512 blocks (8k tokens): µs", 40),
     "find_32k_us": ("find, 2048 blocks (32k tokens): µs", 120),

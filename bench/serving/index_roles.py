@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 EVENT_BLOCKS = 64
+BLOCK_TOKENS = 16
 WORKERS = 16
 PROMPTS = {"1k": 64, "8k": 512, "32k": 2048}
 """Tokens of a prompt, and its blocks of 16 tokens."""
@@ -68,6 +69,15 @@ def timed(step: Callable[[Any], None], each: Sequence[Any], count: int) -> float
     return (time.process_time() - begun) / count * 1e6
 
 
+def named_us() -> float:
+    """A block of a long prompt, as a frontend names it for its index."""
+    from trinamo.runtime.protocol.kv.names import BlockNames, block_keys
+
+    names, count = BlockNames(b"a secret"), PROMPTS["32k"]
+    token_ids, root = list(range(BLOCK_TOKENS * count)), names.root("a tenant")
+    return median_us(lambda: block_keys(names.of_tokens(token_ids, BLOCK_TOKENS, root))) / count
+
+
 def ours(blocks: int) -> dict[str, float]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from trinamo.runtime.protocol.kv.events import Stored, decode_keys, encode_batch
@@ -113,6 +123,7 @@ def ours(blocks: int) -> dict[str, float]:
     found["sweep_ms"] = max(pauses) * 1e3
     assert len(index) == 0
     found["bytes_left"] = (rss() - before) / blocks
+    found["name_us"] = named_us()
     return found
 
 
