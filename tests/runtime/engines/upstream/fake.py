@@ -280,7 +280,7 @@ async def serving(transports: OneProcess, engine: GenerationEngine) -> AsyncIter
 async def open_cluster(*urls: str, **section: Any) -> AsyncIterator[Front]:
     """A frontend and a worker before each upstream."""
     transports = OneProcess()
-    async with trio.open_nursery() as nursery, open_front(transports) as front:
+    async with trio.open_nursery() as nursery, open_front(transports, http__queue_max="0") as front:
         leave = trio.Event()
 
         async def work(url: str, *, task_status: trio.TaskStatus[None]) -> None:
