@@ -6,6 +6,7 @@ They start on first use. Tests that take them are marked `services`; the machine
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 hypothesis_profile.load()
+for name in ("COLUMNS", "LINES"):
+    # Processes that share the tests are told a width, which commands would take for a person's.
+    os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

@@ -33,9 +33,7 @@ class Place:
 
     @property
     def environ(self) -> dict[str, str]:
-        # Processes that share the tests are told a width, which commands would take for a person's.
-        left = ("TRINAMO_", "COLUMNS", "LINES")
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(left)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("TRINAMO_")}
         for name in ("tmp", "run"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         return {
@@ -145,11 +143,9 @@ def terminal(
     # Wide enough for the longest socket of an etcd, or a table would break its words.
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     os.set_blocking(ours, False)
-    # Processes that share the tests are told a width, which would hide that of the terminal.
-    environ = {k: v for k, v in place.environ.items() if k not in {"COLUMNS", "LINES"}}
     process = subprocess.Popen(
         [sys.executable, "-c", AS_SESSION_LEADER, *COMMAND, *arguments],
-        env={**environ, "TERM": "xterm-256color"},
+        env={**place.environ, "TERM": "xterm-256color"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

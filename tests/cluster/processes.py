@@ -166,11 +166,13 @@ async def open_cluster(
     engine: str = "echo",
     settings: dict[str, Any] | None = None,
     linked: bool = False,
+    key: str = "",
 ) -> AsyncIterator[Cluster]:
     """Start a cluster; leaving ends every process of it, by force if it must.
 
     `roles` are those of the workers, one each, instead of so many that do all. If `linked`, the
-    processes reach etcd and NATS through links that can be cut.
+    processes reach etcd and NATS through links that can be cut. `key` is an operator's, where the
+    `settings` ask for keys.
     """
     roles = roles or ["aggregated"] * workers
     async with AsyncExitStack() as stack:
@@ -194,7 +196,11 @@ async def open_cluster(
         await _start_all(members, common, directory, roles)
         *served, frontend = members
         client = await stack.enter_async_context(
-            httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=8))
+            httpx.AsyncClient(
+                timeout=60,
+                limits=httpx.Limits(max_keepalive_connections=8),
+                headers={"authorization": f"Bearer {key}"} if key else {},
+            )
         )
 
         async def start_worker() -> None:

@@ -38,7 +38,7 @@ def run(name: str, *arguments: str) -> str:
 
 @contextmanager
 def script_that_serves(name: str) -> Iterator[str]:
-    """The URL that an example prints; it is ended in order by a signal."""
+    """The URL that an example prints; it is ended in order by a signal, and logs no warning."""
     with subprocess.Popen(
         [sys.executable, "-W", "error", str(ROOT / "examples" / name)],
         env={**os.environ, "TRINAMO_HTTP__PORT": "0"},
@@ -50,8 +50,9 @@ def script_that_serves(name: str) -> Iterator[str]:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1]
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
-            assert (process.returncode, errors) == (0, "")
+            _, logged = process.communicate(timeout=30)
+            assert process.returncode == 0, logged
+            assert {json.loads(line)["level"] for line in logged.splitlines()} == {"info"}, logged
         finally:
             process.kill()
 
