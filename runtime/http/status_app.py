@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..config.keys import is_loopback
+from ..errors import UnavailableError
 from ..metrics.metrics import Metrics
 from ..traces.requests import view_requests
 from ..traces.ring import Traces
@@ -30,8 +32,9 @@ from .app import (
     status_route,
     trace_route,
 )
+from .dashboard.legs import ask_places
 from .routes.scraping import ScrapeTargets
-from .status import ForbiddenError
+from .status import ForbiddenError, PathNotFoundError
 from .survey.overview import FrontendView
 
 
@@ -84,10 +87,16 @@ def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | N
     return [status_route(view), *([] if targets is None else [sd_route(targets)])]
 
 
-def tasks_route(view: Callable[[], Any], host: str, keys: ApiKeys | None) -> Route:
-    """`GET /tasks`: what `view` tells of all tasks.
+def tasks_routes(
+    view: Callable[[], Any],
+    host: str,
+    keys: ApiKeys | None,
+    places: Callable[[], Mapping[str, str]] = dict,
+) -> list[Route]:
+    """`GET /tasks`: what `view` tells of all tasks; `/tasks/NAME`: what the process at that of `places` tells.
 
-    A server at `host` on loopback tells it everybody, another one whoever brings an operator's key.
+    A server at `host` on loopback tells it everybody, another one whoever brings an operator's key,
+    which is handed on to nobody.
     """
 
     async def tell(request: Request) -> Response:
@@ -98,6 +107,14 @@ def tasks_route(view: Callable[[], Any], host: str, keys: ApiKeys | None) -> Rou
                     " http.api_keys_file or http.api_key_env"
                 )
             keys.check_operator(request.headers.raw)
-        return json_response(view())
+        name = request.path_params.get("name")
+        if name is None:
+            return json_response(view())
+        if not (url := places().get(name)):
+            raise PathNotFoundError("no process by that name tells its tasks")
+        told, away = await ask_places("/tasks", msgspec.Raw, {url: "the process"}, {})
+        if away:
+            raise UnavailableError(away[0])
+        return json_response(told[0][1])
 
-    return Route("/tasks", tell)
+    return [Route("/tasks", tell), Route("/tasks/{name:path}", tell)]

@@ -13,6 +13,7 @@ from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..env import Env
 from ..http.service import HttpService
+from ..http.status_app import tasks_routes
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.kv import KvSeries
 from ..nurseries import open_nursery
@@ -20,6 +21,7 @@ from ..traces.ring import Traces
 from .frontend.dashboard import dashboard_url, open_own_dashboard
 from .roles import FrontendReady
 from .stopping import StopRequest
+from .tasks import TaskTree
 
 
 async def serve_engines(
@@ -46,6 +48,8 @@ async def serve_engines(
         service.model_manager().add_model(card, engine)
     async with open_nursery() as watching:
         dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)
+        tree = TaskTree(env.clock)
+        service.add({}, tasks_routes(tree.view, config.http.host, service.admission.keys))
         async with open_nursery() as serving:
             with stop.starting():
                 port = await service.spawn(serving)

@@ -18,7 +18,7 @@ from ..http.dashboard.dashboard import Dashboard
 from ..http.dashboard.facts import FrontendFacts
 from ..http.server.server import Server
 from ..http.service import HttpService
-from ..http.status_app import Health, build_status_app, operator_routes, tasks_route
+from ..http.status_app import Health, build_status_app, operator_routes, tasks_routes
 from ..http.survey.overview import describe_planes
 from .facts import worker_facts
 from .runtime import Runtime
@@ -84,9 +84,11 @@ async def open_frontend_status(
 
     section = runtime.config.http
     # `trinamo up` gives its one frontend no other port.
-    service.add(
-        {}, [tasks_route(TaskTree(runtime.env.clock).view, section.host, service.admission.keys)]
+    view, places = (
+        TaskTree(runtime.env.clock).view,
+        dict if dashboard is None else dashboard.processes,
     )
+    service.add({}, tasks_routes(view, section.host, service.admission.keys, places))
     return await _open(
         nursery, runtime, check_health, section.status_host, section.status_port, service, dashboard
     )
@@ -123,7 +125,8 @@ async def _open(
     tree = TaskTree(runtime.env.clock)
     nursery.start_soon(tree.follow)
     keys = service.admission.keys if service is not None else _own_keys(nursery, runtime, host)
-    more.append(tasks_route(tree.view, host, keys))
+    places = dict if dashboard is None else dashboard.processes
+    more += tasks_routes(tree.view, host, keys, places)
     if service is not None:
         more += operator_routes(service.full_view, service.targets)
     app = build_status_app(runtime.metrics, runtime.traces, check_health, more)

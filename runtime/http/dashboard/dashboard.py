@@ -96,6 +96,7 @@ class Dashboard:
         self._url = self._status_url = ""
         self._places: dict[str, str] = {}
         """Whom to ask for the legs of a request, their names by URL."""
+        self._processes: dict[str, str] = {}
         self.handlers: Mapping[tuple[bytes, bytes], Handler] = {
             (b"GET", f"{PREFIX}/events".encode()): self._tabs.serve
         }
@@ -113,6 +114,10 @@ class Dashboard:
         found = self._own_facts()
         self._minutes.note(self._clock.wall(), found)
         return msgspec.structs.replace(found, minutes=list(self._minutes.rows))
+
+    def processes(self) -> Mapping[str, str]:
+        """Where the others' status ports are as of the last look, by instance id; frontends by name and pid."""
+        return self._processes
 
     async def run(self) -> None:
         """Look while somebody looks at it, until cancelled."""
@@ -214,6 +219,10 @@ class Dashboard:
                 _note(self._names, each.id, each.name)
             # Of one that discovery names no more, what it was called is known all the same.
             each.name = self._name(each.id)
+        self._processes = {
+            **{each.id: each.metadata.get("status", "") for each in look.survey.instances},
+            **{f"{each.name} {each.pid}": each.status_url for each in look.survey.frontends},
+        }
         self._places = dict(list(look.survey.places().items())[:PLACES_MAX])
 
     # --- one request ---

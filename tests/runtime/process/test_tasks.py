@@ -18,7 +18,7 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.admission.keys import ApiKeys
 from trinamo.runtime.http.app import build_starlette
-from trinamo.runtime.http.status_app import tasks_route
+from trinamo.runtime.http.status_app import tasks_routes
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.tasks import (
@@ -202,11 +202,15 @@ def keys(tmp_path: Path) -> ApiKeys:
 async def test_beyond_loopback_only_an_operator_is_told(
     keys: ApiKeys, host: str, key: str, has_keys: bool, status: int
 ) -> None:
-    route = tasks_route(TaskTree(VirtualClock()).view, host, keys if has_keys else None)
-    transport = httpx.ASGITransport(build_starlette([route]))
+    view = TaskTree(VirtualClock()).view
+    routes = tasks_routes(view, host, keys if has_keys else None, dict)
+    transport = httpx.ASGITransport(build_starlette(routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://port") as client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         answer = await client.get("/tasks", headers=headers)
+        other = await client.get("/tasks/another", headers=headers)
 
+    # Who may not know of this process may not ask for another through it; nobody is called so here.
+    assert other.status_code == (404 if status == 200 else status)
     assert answer.status_code == status
     assert ("root" in answer.json()) is (status == 200)

@@ -5,6 +5,7 @@ import { bar, spark } from "./charts.js";
 import { Happenings } from "./happenings.js";
 import { Legs, requestButton } from "./legs.js";
 import { Link } from "./link.js";
+import { Tasks } from "./tasks.js";
 import { Topology } from "./topology.js";
 import { Traffic, grouped, serversOf } from "./traffic.js";
 
@@ -15,6 +16,7 @@ const traffic = new Traffic();
 const topology = new Topology($("#topology .drawing"));
 const happenings = new Happenings($("#happened"));
 const legs = new Legs($("#legs"));
+const tasks = new Tasks($("#tasks"));
 const away = new Keyed($("#away ul"), () => el("li"));
 let last = null;
 
@@ -92,6 +94,7 @@ function show(snapshot) {
     more ? `${more} more` : snapshot.under_way.length ? "" : "None.");
   failed.show(grouped(snapshot.failed).slice(0, UNDER_WAY_SHOWN), (row) => row.key, (row) => (row.isOurs ? "wrong" : null));
   note("#failed", snapshot.failed.length ? "" : "None of the requests that are kept.");
+  tasks.offer(snapshot);
   write($("#about"), [snapshot.cluster, snapshot.etcd_text.split(";")[0], `seen by ${snapshot.frontends.find((each) => each.is_own)?.name}`,
     `${clock(snapshot.at)}`].filter(Boolean).join(" · "));
 }

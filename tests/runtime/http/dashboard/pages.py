@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import trio
 
+from tests.sim.report.browser import Browser
 from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.dashboard.dashboard import PREFIX
 from trinamo.runtime.http.dashboard.files import file_routes
+from trinamo.runtime.http.dashboard.rows import Snapshot
 from trinamo.runtime.http.dashboard.tabs import Tabs
 
 
@@ -54,8 +58,47 @@ def event(number: int, more: str = "") -> bytes:
     return b"event: snapshot\ndata: %b\n\n" % data
 
 
+def event_of(told: Snapshot) -> bytes:
+    """The same of a whole snapshot."""
+    return b"event: snapshot\ndata: %b\n\n" % msgspec.json.encode(told)
+
+
 async def until(is_so: Any) -> None:
     """Wait for something on the other side of a socket."""
     with trio.fail_after(20):
         while not is_so():
             await trio.sleep(0.005)
+
+
+class Shown:
+    """The page in the browser, whose calls block and so are made in a thread."""
+
+    def __init__(self, chromium: Browser, tabs: Tabs) -> None:
+        self.chromium, self.tabs = chromium, tabs
+
+    async def open(self, url: str, *, width: int = 1300, scheme: str = "light") -> None:
+        await self.run(self.chromium.open, url)
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self.run(partial(self.chromium.call, "Emulation.setDeviceMetricsOverride", **metrics))
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.run(partial(self.chromium.call, "Emulation.setEmulatedMedia", features=media))
+
+    async def tell(self, told: Snapshot) -> None:
+        """Send it, and wait until it is drawn."""
+        await until(lambda: len(self.tabs))
+        self.tabs.send(event_of(told))
+        expected = json.dumps(told.instances[0].name)
+        await self.until(
+            f"document.querySelector('#instances tbody td')?.textContent === {expected}"
+        )
+
+    async def evaluate(self, expression: str) -> Any:
+        return await self.run(self.chromium.evaluate, expression)
+
+    async def until(self, expression: str) -> None:
+        with trio.fail_after(30):
+            while not await self.evaluate(expression):
+                await trio.sleep(0.02)
+
+    async def run(self, call: Any, *arguments: Any) -> Any:
+        return await trio.to_thread.run_sync(call, *arguments)

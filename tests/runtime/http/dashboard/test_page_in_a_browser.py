@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Any
 
 import attrs
 import msgspec
 import pytest
-import trio
 
 from tests.runtime.http.dashboard import pages
 from tests.session import needs
@@ -118,56 +116,18 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snap
     )  # fmt: skip
 
 
-def event(told: Snapshot) -> bytes:
-    return b"event: snapshot\ndata: %b\n\n" % msgspec.json.encode(told)
-
-
-class Shown:
-    """The page in the browser, whose calls block and so are made in a thread."""
-
-    def __init__(self, chromium: Browser, tabs: Tabs) -> None:
-        self.chromium, self.tabs = chromium, tabs
-
-    async def open(self, url: str, *, width: int = 1300, scheme: str = "light") -> None:
-        await self.run(self.chromium.open, url)
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        await self.run(partial(self.chromium.call, "Emulation.setDeviceMetricsOverride", **metrics))
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        await self.run(partial(self.chromium.call, "Emulation.setEmulatedMedia", features=media))
-
-    async def tell(self, told: Snapshot) -> None:
-        """Send it, and wait until it is drawn."""
-        await pages.until(lambda: len(self.tabs))
-        self.tabs.send(event(told))
-        expected = json.dumps(told.instances[0].name)
-        await self.until(
-            f"document.querySelector('#instances tbody td')?.textContent === {expected}"
-        )
-
-    async def evaluate(self, expression: str) -> Any:
-        return await self.run(self.chromium.evaluate, expression)
-
-    async def until(self, expression: str) -> None:
-        with trio.fail_after(30):
-            while not await self.evaluate(expression):
-                await trio.sleep(0.02)
-
-    async def run(self, call: Any, *arguments: Any) -> Any:
-        return await trio.to_thread.run_sync(call, *arguments)
-
-
 @pytest.fixture
-async def shown(chromium: Browser) -> AsyncIterator[Shown]:
+async def shown(chromium: Browser) -> AsyncIterator[pages.Shown]:
     tabs = Tabs()
     async with pages.serving(tabs) as service:
-        found = Shown(chromium, tabs)
+        found = pages.Shown(chromium, tabs)
         await found.open(f"http://127.0.0.1:{service.port}/dashboard")
         yield found
         # Or its stream would be taken up again where the next test looks.
         await found.run(chromium.open, "about:blank")
 
 
-async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
+async def test_it_shows_the_cluster_without_a_complaint(shown: pages.Shown) -> None:
     await shown.tell(snapshot())
     count = "document.querySelectorAll({}).length"
     assert await shown.evaluate(count.format("'#instances tbody tr'")) == 3
@@ -183,7 +143,7 @@ async def test_it_shows_the_cluster_without_a_complaint(shown: Shown) -> None:
     assert shown.chromium.errors == []
 
 
-async def test_latency_and_failures_are_of_all_frontends(shown: Shown) -> None:
+async def test_latency_and_failures_are_of_all_frontends(shown: pages.Shown) -> None:
     """Each sum is over all; a model that is not served whole is not green."""
     told = snapshot()
     (one,) = told.frontends
@@ -207,7 +167,7 @@ async def test_latency_and_failures_are_of_all_frontends(shown: Shown) -> None:
     assert (await shown.evaluate(axis)).split() == ["5", "min", "ago", "now"]
 
 
-async def test_points_that_are_far_apart_are_not_joined(shown: Shown) -> None:
+async def test_points_that_are_far_apart_are_not_joined(shown: pages.Shown) -> None:
     """Two sessions of a page, minutes apart, are two lines."""
     told = snapshot()
     (one,) = told.frontends
@@ -220,7 +180,7 @@ async def test_points_that_are_far_apart_are_not_joined(shown: Shown) -> None:
     ).count("M") == 2
 
 
-async def test_failures_are_grouped_and_our_own_come_first(shown: Shown) -> None:
+async def test_failures_are_grouped_and_our_own_come_first(shown: pages.Shown) -> None:
     """A client that asks fourteen times for what is not there is one line."""
     told = snapshot()
     (request,) = told.failed
@@ -238,7 +198,9 @@ async def test_failures_are_grouped_and_our_own_come_first(shown: Shown) -> None
     assert rows == ["engine failed|m|1", "model not found|one-that-nobody-serves|14"]
 
 
-async def test_a_cluster_to_which_nothing_happened_says_so_and_then_tells(shown: Shown) -> None:
+async def test_a_cluster_to_which_nothing_happened_says_so_and_then_tells(
+    shown: pages.Shown,
+) -> None:
     told = snapshot()
     nothing = msgspec.structs.replace(told, events=[])
     section = "document.querySelector('#happened').innerText"
@@ -250,7 +212,7 @@ async def test_a_cluster_to_which_nothing_happened_says_so_and_then_tells(shown:
     assert await shown.evaluate(width) > 260
 
 
-async def test_who_is_away_is_said_in_words_and_shapes(shown: Shown) -> None:
+async def test_who_is_away_is_said_in_words_and_shapes(shown: pages.Shown) -> None:
     await shown.tell(snapshot(away="instance 2 does not answer"))
     assert await shown.evaluate("document.querySelector('#away').innerText.includes('instance 2')")
     state = "document.querySelectorAll('#instances tbody tr')[1].cells[1].innerText"
@@ -261,7 +223,7 @@ async def test_who_is_away_is_said_in_words_and_shapes(shown: Shown) -> None:
     assert await shown.evaluate("document.title.startsWith('✕')")
 
 
-async def test_what_strangers_call_themselves_is_shown_and_never_run(shown: Shown) -> None:
+async def test_what_strangers_call_themselves_is_shown_and_never_run(shown: pages.Shown) -> None:
     await shown.tell(snapshot(HOSTILE, away=HOSTILE))
     assert await shown.evaluate("document.querySelector('#away li').textContent") == HOSTILE
     assert await shown.evaluate("document.querySelectorAll('img').length") == 1, "our own"
@@ -270,7 +232,7 @@ async def test_what_strangers_call_themselves_is_shown_and_never_run(shown: Show
     assert shown.chromium.errors == []
 
 
-async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: Shown) -> None:
+async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: pages.Shown) -> None:
     url = await shown.evaluate("location.href")
     await shown.open(url, width=360, scheme="dark")
     await shown.tell(snapshot(away="x" * 150))
@@ -286,7 +248,7 @@ async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: Shown) -> None:
     assert await shown.evaluate(roomy), "a name such as decode-1 is broken inside otherwise"
 
 
-async def test_everything_that_acts_or_pictures_has_a_name(shown: Shown) -> None:
+async def test_everything_that_acts_or_pictures_has_a_name(shown: pages.Shown) -> None:
     await shown.tell(snapshot())
     unnamed = await shown.evaluate(
         "[...document.querySelectorAll('button, [tabindex=\"0\"], svg[role], g[role]')].filter(e =>"
@@ -296,7 +258,7 @@ async def test_everything_that_acts_or_pictures_has_a_name(shown: Shown) -> None
     assert unnamed == []
 
 
-async def test_the_keyboard_opens_a_request_s_legs_and_keeps_its_place(shown: Shown) -> None:
+async def test_the_keyboard_opens_a_request_s_legs_and_keeps_its_place(shown: pages.Shown) -> None:
     await shown.tell(snapshot())
     await shown.evaluate("document.querySelector('#failed button').focus()")
     # A snapshot that comes meanwhile must not take the focus away.
@@ -311,7 +273,7 @@ async def test_the_keyboard_opens_a_request_s_legs_and_keeps_its_place(shown: Sh
     await shown.until("!document.querySelector('#legs').open")
 
 
-async def test_the_focus_stays_while_rows_come_and_go(shown: Shown) -> None:
+async def test_the_focus_stays_while_rows_come_and_go(shown: pages.Shown) -> None:
     told = snapshot()
     (request,) = told.under_way
     rows = [msgspec.structs.replace(request, id=f"{n:032x}") for n in range(4)]
@@ -319,7 +281,7 @@ async def test_the_focus_stays_while_rows_come_and_go(shown: Shown) -> None:
 
     async def show(*numbers: int) -> None:
         under_way = [rows[n] for n in numbers]
-        shown.tabs.send(event(msgspec.structs.replace(told, under_way=under_way)))
+        shown.tabs.send(pages.event_of(msgspec.structs.replace(told, under_way=under_way)))
         ids = "[...document.querySelectorAll('#underway button')].map(e => e.dataset.id).join()"
         await shown.until(f"{ids} === {json.dumps(','.join(each.id for each in under_way))}")
 
@@ -342,7 +304,7 @@ async def test_the_focus_stays_while_rows_come_and_go(shown: Shown) -> None:
     await shown.until(inside)
 
 
-async def test_figures_that_change_every_second_are_not_read_aloud(shown: Shown) -> None:
+async def test_figures_that_change_every_second_are_not_read_aloud(shown: pages.Shown) -> None:
     await shown.tell(snapshot())
     loud = (
         "[...document.querySelectorAll('output, [role=status], [aria-live]')]"
@@ -358,7 +320,7 @@ async def test_figures_that_change_every_second_are_not_read_aloud(shown: Shown)
 async def test_a_frontend_that_goes_is_told_and_found_again(chromium: Browser) -> None:
     tabs = Tabs()
     async with pages.serving(tabs) as service:
-        found, port = Shown(chromium, tabs), service.port
+        found, port = pages.Shown(chromium, tabs), service.port
         await found.open(f"http://127.0.0.1:{port}/dashboard")
         await found.tell(snapshot("before"))
         await found.until("document.body.dataset.state === 'live'")
