@@ -347,7 +347,10 @@ class TransferConfig(Section, frozen=True, kw_only=True):
             "proven that nothing touches them."
         ),
     ] = 10.0
-    probe_timeout_s: Annotated[Seconds, about("For one sign of life of a peer's backend.")] = 2.0
+    probe_timeout_s: Annotated[
+        Seconds,
+        about("For one sign of life of a peer's backend; a quarter of it while another one works."),
+    ] = 2.0
     probe_interval_s: Annotated[Seconds, about("Between two probes of one that failed.")] = 5.0
     missing_grace_s: Annotated[
         Seconds,

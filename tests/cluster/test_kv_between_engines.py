@@ -107,7 +107,11 @@ async def test_blocks_in_a_buffer_a_layer_move_by_every_backend(
     if need is not None:
         need.imported()
     questions = QUESTIONS[:5]
-    settings = {"worker.kv_layout": "per_layer", **settings}
+    settings = {
+        "worker.kv_layout": "per_layer",
+        "data_plane.transfer.probe_timeout_s": 80,
+        **settings,
+    }
     async with pair(tmp_path, "exact", **settings) as (cluster, decode, prefill):
         found = await answers(cluster, "exact", questions)
         blocks = await metric(cluster, decode, "remote_prefill_blocks_total")

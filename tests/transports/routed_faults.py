@@ -96,7 +96,10 @@ class RoutedScene:
             self.chain,
             metrics=TransferMetrics(CollectorRegistry()),
             section=TransferConfig(
-                attempt_timeout_s=PATIENCE_S, settle_timeout_s=0.5, probe_interval_s=600
+                attempt_timeout_s=PATIENCE_S,
+                settle_timeout_s=0.5,
+                probe_interval_s=600,
+                probe_timeout_s=80,
             ),
         ) as router:
             memory = bytearray(COUNT * BLOCK_BYTES)

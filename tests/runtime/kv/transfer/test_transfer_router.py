@@ -208,6 +208,57 @@ async def test_a_backend_that_does_not_work_at_the_start_is_not_used(
     assert await house.move(WRITE) == ["slow"]
 
 
+async def hanging(_: Any) -> None:
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("hangs", "works", "waits_s"), [("slow", "fast", 0.0), ("fast", "slow", 0.5)]
+)
+async def test_the_first_transfer_waits_for_no_backend_that_hangs(
+    house: House, autojump_clock: Clock, hangs: str, works: str, waits_s: float
+) -> None:
+    """Not for one behind the one that answers, and for one before it a head start; it is tried on."""
+    await house.router.forget(house.peer)
+    plane = getattr(house, hangs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plane, "probe", hanging)
+        began = trio.current_time()
+        house.peer = await house.router.connect(house.owned.describe())
+        assert trio.current_time() - began == pytest.approx(waits_s)
+        assert house.peer.usable == [works]
+        assert await house.move(READ) == [works]
+        # The probes behind its back are bounded, and leave it alone in between, as others do.
+        await trio.sleep(3)
+        (problem,) = (e.problem for e in house.router.statistics().chain if e.backend == hangs)
+        assert problem == "no answer within 2 s"
+    await trio.sleep(10)
+    assert house.peer.usable == ["fast", "slow"]
+    assert await house.move(READ) == ["fast"]
+
+
+async def test_a_backend_that_answers_late_is_used_as_soon_as_it_does(
+    house: House, autojump_clock: Clock
+) -> None:
+    await house.router.forget(house.peer)
+    probe, begun = house.fast.probe, []
+
+    async def late(remote: Any) -> None:
+        begun.append(trio.current_time())
+        await trio.sleep(1)
+        await probe(remote)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(house.fast, "probe", late)
+        house.peer = await house.router.connect(house.owned.describe())
+        assert house.peer.usable == ["slow"]
+        await trio.sleep(1.1)
+        assert house.peer.usable == ["fast", "slow"]
+        await trio.sleep(20)
+    assert len(begun) == 2
+    assert trio.current_time() - begun[1] == pytest.approx(21.1)
+
+
 async def test_no_backend_that_reaches_the_peer_is_an_error(
     house: House, autojump_clock: Clock
 ) -> None:
