@@ -116,7 +116,8 @@ class JsonFormat(logging.Formatter):
             line["error"] = mask_text(tell_causes(error))
             line["exception"] = mask_text(tell_traceback(error))
         # JSON escapes the controls of ASCII and leaves the others as they are.
-        return one_line(json.dumps(line, ensure_ascii=False, default=str), characters_max=1 << 20)
+        text = json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+        return one_line(text, characters_max=1 << 20)
 
 
 def _access_line(record: AccessRecord) -> dict[str, Any]:

@@ -93,7 +93,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("sim")
     if mark is None:
         return None
-    __tracebackhide__ = True
     from .sim.explore.failure import BadFailureFile
     from .sim.own.marked import MarkedTest, Options
 
@@ -119,6 +118,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         if found:
             pytest.fail(found, pytrace=False)
         return True
+    # Of what the test itself raises; a failure without any traceback must not hide its last frame, too.
+    __tracebackhide__ = True
     try:
         other = test.replay(replayed)
     except BadFailureFile as error:

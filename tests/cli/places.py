@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -69,6 +70,12 @@ class Place:
     @property
     def output(self) -> str:
         return self.output_path.read_text("utf-8", "replace")
+
+    @property
+    def ready_url(self) -> str:
+        """Where a frontend that was started by itself says that it listens."""
+        (found,) = re.findall(r'frontend is ready: url ([^,\s"]+)', self.output)
+        return str(found)
 
     def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

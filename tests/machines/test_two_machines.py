@@ -90,7 +90,8 @@ def start_frontend(machine: Machine, name: str = "frontend") -> Running:
 async def open_site(folder: Path) -> AsyncIterator[Site]:
     """Follow the page."""
     keys_file = shlex.split(KEYS.command("trinamo frontend --api-keys-file"))[3]
-    more = {"api_keys_file": keys_file, "lame_duck_s": 2 * LOOK_S}
+    # As long as a balancer takes to look at both, where each look may last a second.
+    more = {"api_keys_file": keys_file, "lame_duck_s": 2 * (LOOK_S + 1) + 1}
     config = merged(*MANY.files, *TLS.files, http=more)
     places = names_of(config)
     # What the page leaves open: which engine, and where a client's certificates are.

@@ -72,7 +72,7 @@ def test_the_page_s_client_gets_json_from_llamacpp_through_a_frontend(tmp_path: 
                 START_TIMEOUT_S,
                 "the frontend's start",
             )
-            base_url = place.output.split("ready: url ")[1].split(",")[0]
+            base_url = place.ready_url
             done = subprocess.run(
                 [sys.executable, "ask.py"],
                 cwd=tmp_path,

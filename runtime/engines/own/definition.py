@@ -19,7 +19,7 @@ import msgspec
 
 from ...errors import ConfigError, TrinamoError
 from ...nurseries import single
-from ...protocol.openai.generate import Feature
+from ...protocol.openai.generate import Delta, Feature
 from ..generation import EngineInfo, GenerationEngine
 from .serving import Answering, GeneratorEngine
 from .telling import told
@@ -223,8 +223,15 @@ def defined(value: Any, name: str = "") -> EngineDefinition:
     return EngineDefinition(value, getattr(value, "__name__", "") or type(value).__name__)
 
 
+_Factory = (
+    Callable[..., AsyncIterator[str | Delta]]
+    | Callable[..., AbstractAsyncContextManager[Any]]
+    | type[Any]
+)
+
+
 @overload
-def engine(factory: Callable[..., Any], /) -> EngineDefinition: ...
+def engine(factory: _Factory, /) -> EngineDefinition: ...
 @overload
 def engine(
     *,
@@ -232,7 +239,7 @@ def engine(
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
     loop: LoopName = "trio",
     features: Iterable[str] = (),
-) -> Callable[[Callable[..., Any]], EngineDefinition]: ...
+) -> Callable[[_Factory], EngineDefinition]: ...
 def engine(
     factory: Callable[..., Any] | None = None,
     /,

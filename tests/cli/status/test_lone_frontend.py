@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,11 @@ def test_it_is_found_and_tells_what_it_knows_though_nobody_names_it(tmp_path: Pa
                 START_TIMEOUT_S,
                 "the frontend's start",
             )
-            (url,) = re.findall(r"frontend is ready: url (http://[^,\s]+)", place.output)
+            url = place.ready_url
+            # What a program reads is one object a line, in one style.
+            for line in place.output.splitlines():
+                again = json.dumps(json.loads(line), ensure_ascii=False, separators=(",", ":"))
+                assert line == again
             _, with_etcd = looked()
         except BaseException:
             process.kill()

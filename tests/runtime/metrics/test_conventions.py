@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
+from tests.sources import ROOT
 from trinamo.cli.serve.output import LogLosses
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.server.tls.series import CertificateSeries
@@ -69,6 +70,15 @@ def families(page: str) -> list[Metric]:
     return [each for each in text_string_to_metric_families(page) if each.name not in SECOND_NAMES]
 
 
+def unexplained(page: str) -> list[str]:
+    """The metrics that no page of the docs has a word for, by its name or by its family's."""
+    told = "".join(path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md"))
+    named = re.findall(r"`(\w+?)(?:_total)?(?:…|\{[^`]*\}|)`", told)
+    families_of = tuple(re.findall(r"`(trinamo_\w+|process_)…", told))
+    names = [each.name for each in families(page)]
+    return [each for each in names if each not in named and not each.startswith(families_of)]
+
+
 def test_only_these_have_a_second_name() -> None:
     assert set(ALIASES.values()) == SECOND_NAMES
 
@@ -89,6 +99,7 @@ async def test_every_name_of_a_frontend_and_a_worker_keeps_to_the_conventions(po
         assert len(families(page)) > 20, role
         assert [fault for family in families(page) for fault in faults(family)] == []
         assert f'role="{role.partition(" ")[0]}"' in page
+        assert unexplained(page) == []
         assert "\nprocess_resident_memory_bytes " in page
 
 
@@ -101,6 +112,7 @@ async def test_names_that_only_some_processes_have_keep_to_them_too() -> None:
     PrefillMetrics(metrics.registry)
     page = metrics.render().decode()
 
+    assert unexplained(page) == []
     assert [fault for family in families(page) for fault in faults(family)] == []
 
 

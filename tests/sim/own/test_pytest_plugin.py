@@ -81,6 +81,7 @@ def test_a_failure_is_told_with_its_rule_seed_decisions_command_and_page(folder:
     assert re.search(r"decisions: \d+ that are not the default before shrinking, 1 after", told)
     assert "thinks = 1 of 3" in told
     assert re.search(r"at test_it\.py:\d+: assert heard", told)
+    assert "traceback entries are hidden" not in told
     page = re.search(r"page: (\S+\.html)", told)
     assert page is not None
     assert "test_race" in (folder.path / page[1]).read_text()

@@ -9,7 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ async def test_an_answer_in_flight_ends_before_the_process_does() -> None:
 
 async def test_an_engine_that_cannot_be_opened_is_a_sentence() -> None:
     @trinamo.engine(name="broken")
-    def broken() -> object:
+    def broken() -> AbstractAsyncContextManager[None]:
         raise OSError("no weights")
 
     with pytest.raises(ConfigError, match="engine broken cannot be opened: OSError: no weights"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -280,6 +281,7 @@ def _run_role(
 ) -> None:
     import trio
 
+    from trinamo.runtime.logs.formats import JsonFormat
     from trinamo.runtime.logs.setup import setup_log
 
     from .limits import raise_descriptor_limit
@@ -287,14 +289,19 @@ def _run_role(
 
     raise_descriptor_limit()
     unblock_output()
-    tell_losses(setup_log(config.log))
+    handler = setup_log(config.log)
+    tell_losses(handler)
 
     def tell(facts: dict[str, Any]) -> None:
         _settle_memory(role)
         announce(ready_fd, "ready", facts)
         if ready_fd is None:
             told = ", ".join(f"{key} {value}" for key, value in facts.items() if value)
-            sys.stdout.write(f"{role} is ready: {told}\n")
+            text = f"{role} is ready: {told}"
+            # Whoever reads the log by a program reads this line among the others.
+            is_plain = sys.stdout.isatty() or not isinstance(handler.formatter, JsonFormat)
+            said = logging.makeLogRecord({"name": "trinamo", "levelname": "INFO", "msg": text})
+            sys.stdout.write(f"{text if is_plain else handler.format(said)}\n")
             sys.stdout.flush()
 
     trio.run(run, tell)

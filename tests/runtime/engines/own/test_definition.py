@@ -142,7 +142,7 @@ async def test_what_cannot_be_opened_says_where() -> None:
 @pytest.mark.parametrize("value", [4, "text", object()])
 async def test_what_yields_no_generator_is_a_sentence(value: object) -> None:
     with pytest.raises(ConfigError, match=r"engine odd is no async generator"):
-        await answer_of(trinamo.engine(name="odd")(lambda: value))
+        await answer_of(trinamo.engine(name="odd")(lambda: value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def generator_that_is_not_async(request: GenerateRequest, context: Context) -> Any:

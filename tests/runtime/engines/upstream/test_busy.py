@@ -83,7 +83,7 @@ def test_a_prompt_that_a_single_threaded_upstream_computes_for_long_is_answered(
     frontend = place.start("frontend", "--port", "0", *arguments)
     try:
         wait_for(lambda: "ready: url" in place.output, START_TIMEOUT_S, "the frontend's start")
-        base_url = place.output.split("ready: url ")[1].split(",")[0]
+        base_url = place.ready_url
         with (
             ThreadPoolExecutor(1) as pool,
             httpx.Client(base_url=base_url, trust_env=False, timeout=START_TIMEOUT_S) as client,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ async def test_the_key_is_sent_and_never_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", "sk-very-secret")
+    caplog.set_level(logging.DEBUG)
     section = UpstreamConfig(key_env="UPSTREAM_KEY")
     assert "very-secret" not in repr(find_address("http://a/v1", section))
     async with (

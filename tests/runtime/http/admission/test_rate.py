@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +28,23 @@ async def test_one_too_many_is_told_when_to_come_back(serve: Any) -> None:
         assert running.value("requests_refused_total", bound="rate_per_s") == 1
         # Questions of operators are not requests for models.
         assert (await client.get("/v1/models")).status_code == 200
+    await running.wait_quiet()
+
+
+@on_every_server
+async def test_who_asks_too_often_takes_nothing_of_another_s_rate(
+    serve: Any, tmp_path: Path
+) -> None:
+    """Before: one bucket for all keys, and refused requests took from it, too."""
+    keys = tmp_path / "keys"
+    keys.write_text("greedy: sk-greedy-0123456789\nlight: sk-light-0123456789\n", "utf-8")
+    running = await serve(api_keys_file=str(keys), rate_per_s=0.001, rate_burst=3)
+    told: dict[str, list[int]] = {"greedy": [], "light": []}
+    async with running.client() as client:
+        for name in ["greedy"] * 8 + ["light"] * 4:
+            headers = {"authorization": f"Bearer sk-{name}-0123456789"}
+            told[name].append((await client.post(PATH, json=HELLO, headers=headers)).status_code)
+    assert told == {"greedy": [200] * 3 + [429] * 5, "light": [200] * 3 + [429]}
     await running.wait_quiet()
 
 
