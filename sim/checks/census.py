@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from trinamo.transports.tcp.streams.channel import PUSHED_ITEMS_MAX
 
+from ..core.host import incarnation_of
 from . import links
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 EVENT_BYTES_MAX: Final = 512
 """Of a token of the simulated engine."""
+CROWD: Final = 4
+"""Tasks of one name that a process may have without a word of its instances: slots, keys, sources."""
+OF_OTHERS: Final = ("trinamo.runtime.http.server.", "trinamo.runtime.kv.transfer.leases.")
+"""Whose tasks are as many as connections of clients, or blocks in quarantine, which I9 counts."""
 GAUGES: Final = ("requests_in_flight", "worker_requests_in_flight", "worker_streams")
 
 
@@ -38,7 +44,24 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
         for gauge, value in _gauges(process):
             if value:
                 found[f"{name} gauge {gauge}"] = value
-    return found
+    return found | _crowds(outcome)
+
+
+def _crowds(outcome: Outcome) -> dict[str, float]:
+    """Tasks of a living process that are more than it has slots, and more than instances it knows."""
+    found: Counter[tuple[str, str]] = Counter()
+    for task in outcome.world._running_loop.tasks():  # noqa: SLF001 -- as above
+        life = incarnation_of(task)
+        if life is not None and life.may_run and task.name.startswith("trinamo.runtime."):
+            found[life.host.name, task.name] += 1
+    crowds = {}
+    for (host, name), count in found.items():
+        process = outcome.cluster.processes.get(host)
+        clients = () if process is None or process.runtime is None else process.runtime.clients
+        known = sum(len(client.router.instances) for client in clients)
+        if count > max(CROWD, known) and not name.startswith(OF_OTHERS):
+            crowds[f"{host} tasks {name}"] = float(count)
+    return crowds
 
 
 def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
@@ -66,6 +89,8 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
             yield "served requests", runtime.worker.active_count
         for client in runtime.clients:
             yield "flights", client.router.in_flight
+            records = client.router._known._records  # noqa: SLF001 -- nobody else may count them
+            yield "instances that left", len(records) - len(client.router.instances)
 
 
 def _gauges(process: Process) -> Iterator[tuple[str, float]]:

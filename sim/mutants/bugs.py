@@ -8,6 +8,7 @@ these mistakes planted (`planting.py`), which some seed must show. Those of the 
 from __future__ import annotations
 
 import math
+from functools import wraps
 from typing import Any
 
 import trio
@@ -26,6 +27,7 @@ from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
 from trinamo.runtime.worker.endpoint import DecodedInput
+from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
@@ -316,6 +318,19 @@ def accept_gives_up() -> list[Patch]:
 
 
 # --- requests ---------------------------------------------------------------------------------------
+
+
+@bug
+def served_requests_stay() -> list[Patch]:
+    """A worker's task of a request stays when the request is over, and counted no more."""
+    serve = Worker._serve_stream  # noqa: SLF001 -- what is replaced
+
+    @wraps(serve)
+    async def lingering(self: Any, *request: Any) -> None:
+        await serve(self, *request)
+        await trio.sleep_forever()
+
+    return [(Worker, "_serve_stream", lingering)]
 
 
 @bug

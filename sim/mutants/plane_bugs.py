@@ -178,6 +178,12 @@ def deleted_is_gone() -> list[Patch]:
 
 
 @bug
+def left_instances_stay() -> list[Patch]:
+    """An instance that has left keeps its record, and the task that watches it."""
+    return [(Instances, "_forget_if_over", lambda *_: None)]
+
+
+@bug
 def cards_gone_at_once() -> list[Patch]:
     """A model is gone with its last card, though its workers are there."""
     return [(Router, "removal_grace_s", lambda *_: 0.0)]
