@@ -270,7 +270,9 @@ def test_every_request_ends_once_in_order_and_leaves_nothing(
 def test_without_limits_of_time_everybody_is_answered(
     wanted: list[Plan], requests_max: int
 ) -> None:
-    """If nobody leaves and there is room to wait, nobody is refused."""
+    """If nobody leaves and there is room to wait, nobody is refused, and of one party the only place
+    goes to who came first, whichever engine he wants.
+    """
     patient = [
         attrs.evolve(plan, leaves_s=math.inf, deadline_s=math.inf, cancelled_s=math.inf)
         for plan in wanted
@@ -280,6 +282,9 @@ def test_without_limits_of_time_everybody_is_answered(
     clock = trio.testing.MockClock(autojump_threshold=0)
     trio.run(house.play, stories, [], math.inf, clock=clock)
     assert [story.ends for story in stories] == [["answered"]] * len(stories)
+    for party in range(3 if requests_max == 1 else 0):
+        came = [story.came for story in house.entered if story.plan.party == party]
+        assert came == sorted(came)
 
 
 crowds = st.lists(
