@@ -79,6 +79,22 @@ class _Opened:
             del error, body, context
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames in which `error`, and what led to it, were raised: nobody will look at them.
+
+    They may hold bodies of megabytes, and most often the error itself: such a cycle waits for Python's
+    collector, which looks seldom in a process that serves.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
 def single(error: BaseException) -> BaseException:
     """The one error that stands for a group, nested groups included; any other error is itself.
 

@@ -24,6 +24,7 @@ from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
+from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
@@ -169,6 +170,7 @@ class Inference:
         )
         if record.fault is not None:
             log.error("a request failed", exc_info=record.fault)
+            forget_frames(record.fault)
 
     def _refused(
         self,

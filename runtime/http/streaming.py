@@ -27,6 +27,7 @@ from ..errors import (
 )
 from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
+from ..nurseries import forget_frames
 from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
 from ..protocol.openai.sse import DONE
@@ -232,26 +233,30 @@ class Delivery:
         exchange, scope = self._exchange, self._context.scope
         exchange.on_gone(self._client_left)
         error: Exception | None = None
+        caught: Exception | None = None
         try:
             with scope:
                 await forward(self._sink)
             if not (scope.cancelled_caught or self._context.cut_by or exchange.is_gone):
                 self._sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
-            error = raised
+            error = caught = raised
         if self._context.cut_by or (error is None and scope.cancelled_caught):
             error = self._why_cut()
         self._is_made = True
         if self._may_wait and type(error) is OverloadedError and self._is_untouched(error):
             self._record.outcome, self._record.detail = SENT_BACK, error.message
+            forget_frames(caught)
             return
-        if not exchange.is_gone:
-            if error is not None:
-                self._sink.fail(self._explain(error))
-            await exchange.sent()
-        self._settle(error)
-        # Its traceback holds this frame, and so itself.
-        del error
+        try:
+            if not exchange.is_gone:
+                if error is not None:
+                    self._sink.fail(self._explain(error))
+                await exchange.sent()
+            self._settle(error)
+        finally:
+            if self._record.fault is None:
+                forget_frames(caught)
 
     def _is_untouched(self, error: OverloadedError) -> bool:
         return error.definite and not (self._context.is_stopped or self._exchange.is_gone)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import logging
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from tests.runtime.engines.upstream.fake import (
     whole,
 )
 from trinamo.runtime.engines.upstream import exchange
-from trinamo.runtime.engines.upstream.answers import StreamedAnswer
+from trinamo.runtime.engines.upstream.answers import StreamedAnswer, WholeAnswer
 from trinamo.runtime.errors import RemoteProtocolError
 
 pytestmark = pytest.mark.slow
@@ -125,6 +127,26 @@ async def test_an_answer_of_ever_new_choices_ends() -> None:
 
     assert answer.text.count('"index"') == 2
     assert '"code":"remote_protocol"' in answer.text
+
+
+async def test_an_answer_that_is_refused_goes_with_its_request() -> None:
+    """Not with the next look for garbage: six bodies of 63 MB cost 450 MB, and the next six again."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    junk = says(head % 600_000 + b"x" * 600_000)
+    async with open_fake(junk) as fake, open_hop(fake, http__queue_max="0") as front:
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await front.chat()
+            await until(lambda: exchange.KEPT.bytes_held == 0)
+            frames = [each for each in gc.get_objects() if isinstance(each, FrameType)]
+            held = {each.f_code.co_qualname for each in frames if "body" in each.f_code.co_varnames}
+            del frames
+        finally:
+            gc.enable()
+
+    assert answer.json()["error"]["code"] == "remote_protocol"
+    assert WholeAnswer.finish.__qualname__ not in held
 
 
 async def test_whole_answers_have_one_bound_together() -> None:
