@@ -52,7 +52,25 @@ def test_without_dice_reads_and_writes_are_whole() -> None:
         await stream.send_all(bytes(5000))
         assert len(await stream.receive_some()) == 5000
 
+    talk(client, echo, tear_one_in=0)
+
+
+def test_a_network_that_is_told_nothing_tears_a_message_now_and_then() -> None:
+    """One read taken for one message is a mistake that has to show without a word about tearing."""
+    sizes = []
+
+    async def client(world: World, network: Network) -> None:
+        stream = await trio.open_tcp_stream("b", PORT)
+        for _ in range(60):
+            await stream.send_all(bytes(64))
+            got = 0
+            while got < 64:
+                sizes.append(len(await stream.receive_some()))
+                got += sizes[-1]
+
     talk(client, echo)
+    assert sizes.count(64) > 10
+    assert len(sizes) > 70
 
 
 def test_what_is_sent_into_a_cut_arrives_in_order_after_it_heals() -> None:
