@@ -221,9 +221,11 @@ async def test_a_job_that_looks_old_by_a_wrong_clock_is_computed(
 
 
 async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
+    """And who has given up waiting counts for none that waits: the next prompt goes there again."""
     settings: dict[str, Any] = {
         "disaggregation__mode": "prefill_first",
         "disaggregation__queue_timeout_s": 1.0,
+        "disaggregation__queue_depth_max": 1,
     }
     async with (
         open_workers("decode", "prefill", running_max=1, **settings) as workers,
@@ -242,6 +244,9 @@ async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
         assert second.deltas is not None
         assert tokens(second.deltas) == await alone(prompt(LENGTH))
         assert prefill.prompt_tokens == LENGTH
+        await workers.ask(prompt(LENGTH, offset=3))
+        assert decode.prefills("remote", "long_prompt", "prefill_first") == 2
+        assert prefill.prompt_tokens == 2 * LENGTH
         await workers.wait_blocks_free()
 
 
