@@ -158,6 +158,26 @@ async def test_work_whose_lease_was_taken_away_is_cancelled_and_changes_nothing(
     check_sums(consumer)
 
 
+async def test_a_job_that_comes_with_the_drain_is_given_back_unbegun(
+    bench: Bench, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = bench.queue.take
+
+    async def taken_last(*, wait_s: float) -> LeasedJob | None:
+        job = await take(wait_s=wait_s)
+        if job is not None:
+            bench.consumer.drain()
+        return job
+
+    monkeypatch.setattr(bench.queue, "take", taken_last)
+    await bench.queue.put("job", b"")
+    async with bench.consuming(lambda job, _: bench.work_for(job, 1)) as consumer:
+        await until(ended(consumer, JobOutcome.RETURNED))
+    assert bench.seen == []
+    assert await take(wait_s=1) is not None
+    check_sums(consumer)
+
+
 async def test_work_of_whoever_was_stopped_while_the_job_came_is_cancelled_at_once(
     bench: Bench, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
