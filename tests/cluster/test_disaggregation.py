@@ -95,7 +95,7 @@ async def metric(cluster: Cluster, member: Member, name: str, **labels: str) -> 
     return await cluster.metric(str(member.facts["status_url"]), name, **labels)
 
 
-async def wait_no_blocks_used(cluster: Cluster, *members: Member) -> None:
+async def wait_no_blocks_used(cluster: Cluster, *members: Member, timeout_s: float = 30.0) -> None:
     """Every block of these workers is free: none is owned, in flight or in quarantine."""
     for member in members:
 
@@ -104,7 +104,7 @@ async def wait_no_blocks_used(cluster: Cluster, *members: Member) -> None:
             lost = await metric(cluster, member, "quarantined_blocks")
             return (free, lost) == (512, 0)
 
-        await until(is_free, "all blocks are free")
+        await until(is_free, "all blocks are free", timeout_s=timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +205,58 @@ async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_tim
     expected = await alone(texts)
     assert [answers[number] for number in range(len(texts))] == expected
     assert remote >= 10
+    assert local >= 10
+    assert remote + local == len(texts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_time(
+    tmp_path: Path, mode: str
+) -> None:
+    """Its sockets stay open and nobody reads or writes there: what moves has a bound, and so has what it lends."""
+    MOONCAKE.imported()
+    texts = [f"{number} " + PROMPTS[number % len(PROMPTS)] for number in range(48)]
+    answers: dict[int, str] = {}
+    room = trio.CapacityLimiter(12)
+
+    async def ask(cluster: Cluster, number: int) -> None:
+        async with room:
+            answers[number] = await answer(cluster, texts[number], number)
+
+    settings: dict[str, Any] = {
+        "data_plane.mooncake.enabled": True,
+        "data_plane.transfer.timeout_s": 3,
+        "data_plane.transfer.quarantine_after_s": 5,
+        "disaggregation.prefill_timeout_s": 5,
+    }
+    async with disaggregated(
+        tmp_path, "decode", "prefill", disaggregation__mode=mode, **settings
+    ) as (cluster, (decode, prefill)):
+
+        async def is_held() -> bool:
+            """Blocks that it may still write are nobody's."""
+            return await metric(cluster, decode, "quarantined_blocks") > 0
+
+        with trio.fail_after(80):
+            async with trio.open_nursery() as nursery:
+                for number in range(len(texts)):
+                    nursery.start_soon(ask, cluster, number)
+                while len(answers) < 12:
+                    await trio.sleep(0.01)
+                prefill.freeze()
+                if mode == "decode_first":
+                    await until(is_held, "what the stopped worker may write is in quarantine")
+        # All have been answered while it stood still.
+        remote = await metric(cluster, decode, "prefills_total", where="remote")
+        local = await metric(cluster, decode, "prefills_total", where="local")
+        moved = await metric(cluster, decode, "remote_prefill_blocks_total")
+        # Its end is a proof; woken it would say itself what it still moves.
+        prefill.kill()
+        await wait_no_blocks_used(cluster, decode, timeout_s=90)
+
+    expected = await alone(texts)
+    assert [answers[number] for number in range(len(texts))] == expected
+    assert moved > 0
     assert local >= 10
     assert remote + local == len(texts)
 
