@@ -1,0 +1,51 @@
+"""Which link the streams of a worker go over, whatever becomes of the one before."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from trinamo.runtime.context import Context
+from trinamo.runtime.env import RealEnv
+from trinamo.transports.tcp.sockets import TcpOptions
+from trinamo.transports.tcp.streams.multiplexed import worker
+from trinamo.transports.tcp.streams.multiplexed.worker import WorkerLinks
+
+
+class StandingLink:
+    """A link that stands until it is told."""
+
+    def __init__(self, *_: object) -> None:
+        self.takes_streams = True
+        self.may_end = trio.Event()
+
+    async def run(self) -> None:
+        await self.may_end.wait()
+
+
+async def dialled(*_: object) -> tuple[Any, None]:
+    await trio.lowlevel.checkpoint()
+    return nullcontext(), None
+
+
+async def test_a_full_link_that_ends_leaves_its_successor_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "dial_member", dialled)
+    monkeypatch.setattr(worker, "Link", StandingLink)
+    async with trio.open_nursery() as nursery:
+        links = WorkerLinks(TcpOptions(), RealEnv(), nursery)
+        first: Any = await links.wait_ready("caller", Context("1"))
+        first.takes_streams = False
+        second: Any = await links.wait_ready("caller", Context("2"))
+        assert second is not first
+        first.may_end.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert links.ready("caller") == second
+        assert links.link_count == 1
+        second.may_end.set()
+    assert links.ready("caller") is None
