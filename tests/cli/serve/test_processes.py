@@ -180,6 +180,8 @@ def test_one_that_is_killed_takes_its_clients_along_and_nobody_else(three: Front
     (newcomer,) = three.pids - before
     assert three.pids == before - {victim} | {newcomer}
     wait_for(lambda: three.answering() == newcomer, 20, "its part of the work")
+    # Its file names it, though nobody looks at it from time to time.
+    wait_for(lambda: newcomer in looks(three.place), 20, "its place in the file")
 
 
 def test_sigterm_drains_what_is_under_way_and_leaves_nothing(three: Frontends) -> None:

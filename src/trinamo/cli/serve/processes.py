@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -27,7 +28,6 @@ from ..options import Sources
 from ..running.frontends_file import FrontendsFile
 
 _log = logging.getLogger("trinamo.cli")
-PUBLISH_S: Final = 1.0
 
 
 async def run_processes(
@@ -41,7 +41,14 @@ async def run_processes(
     http = config.http
     with reserved_port(http.host, http.port) as port:
         environ = {**os.environ, **sharing(sources, port).environ()}
-        children = [_child(f"frontend-{number + 1}", environ) for number in range(count)]
+        send, news = trio.open_memory_channel[None](1)
+
+        def heard(sentence: str) -> None:
+            _log.warning(sentence)
+            with suppress(trio.WouldBlock):
+                send.send_nowait(None)
+
+        children = [_child(f"frontend-{number + 1}", environ, heard) for number in range(count)]
         async with stopped_by_signals() as stop, open_nursery() as nursery:
             for child in children:
                 nursery.start_soon(child.run, name=child.name)
@@ -52,22 +59,25 @@ async def run_processes(
                     tell({"url": url, "processes": count})
                     watch = partial(watch_for_hangs, bound_s=config.worker.hang_timeout_s)
                     nursery.start_soon(watch, children, _log.warning)
-                    nursery.start_soon(_publish, file, config, url, children)
+                    nursery.start_soon(_publish, file, config, url, children, news)
                 await stop.wait()
                 await end_all(children, frontend_grace_s(config), _log.info)
             nursery.cancel_scope.cancel()
 
 
-def _child(name: str, environ: dict[str, str]) -> Child:
-    arguments = ["frontend", "--name", name]
-    return Child(name, arguments, environ, on_line=None, on_event=_log.warning)
+def _child(name: str, environ: dict[str, str], on_event: Callable[[str], None]) -> Child:
+    return Child(name, ["frontend", "--name", name], environ, on_line=None, on_event=on_event)
 
 
 async def _publish(
-    file: FrontendsFile, config: Config, url: str, children: Sequence[Child]
+    file: FrontendsFile,
+    config: Config,
+    url: str,
+    children: Sequence[Child],
+    news: trio.MemoryReceiveChannel[None],
 ) -> None:
-    """Say who they are, and again when one was started again."""
+    """Say who they are, and again when one has ended or was started again."""
     while True:
         processes = [ProcessEntry(each.name, each.pid, status_url_of(each)) for each in children]
         file.publish(url, config.control_plane.etcd.endpoints, processes)
-        await trio.sleep(PUBLISH_S)
+        await news.receive()
