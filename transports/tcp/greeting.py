@@ -16,9 +16,21 @@ async def dial_member(
 ) -> tuple[trio.SocketStream, str]:
     """Connect to a port of this cluster; the stream, and the name of who listens there.
 
-    Connecting and greeting take at most `connect_timeout_s` each. Raises `ConnectError`, as
-    `ImpostorError` if it is no port of this cluster.
+    Connecting and greeting take at most `connect_timeout_s` each. A connection that breaks while it
+    greets is made once more: nothing was said on it, and a caller may wait for this call. Raises
+    `ConnectError`, as `ImpostorError` if it is no port of this cluster.
     """
+    try:
+        return await _dial_and_greet(address, options, env, purpose)
+    except ConnectError as error:
+        if not isinstance(error.__cause__, trio.BrokenResourceError):
+            raise
+    return await _dial_and_greet(address, options, env, purpose)
+
+
+async def _dial_and_greet(
+    address: str, options: TcpOptions, env: Env, purpose: Purpose
+) -> tuple[trio.SocketStream, str]:
     stream = await dial(address, options)
     try:
         with trio.fail_after(options.connect_timeout_s):

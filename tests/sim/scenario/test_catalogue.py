@@ -37,7 +37,7 @@ PINNED = [
     ("transfer_peer_dies", 705507511, "step", "dedicated"),
     # A prefill worker that is cut off is not told that nobody waits for it any more.
     ("prefill_cut_prefill_first", 3661286659, "step", "dedicated"),
-    # A call home is reset in its greeting: its request waits for its time, and is asked elsewhere.
+    # A call home is reset in its greeting, and made once more.
     ("link_reset", 3223511769, "batch", None),
 ]
 SEEDS_MAX = 60
