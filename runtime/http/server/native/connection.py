@@ -3,8 +3,8 @@
 The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
 up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
 after `write_timeout_s` in which it was given nothing. The second answers one request after the other. A third lives only while
-there is something to send that the socket has no room for. Whoever closes only its sending side
-counts as one that left, until its answer was written whole.
+there is something to send that the socket has no room for. Whoever closes its sending side counts as
+one that left, until its answer was written whole; but a GET gets one that has not begun, as probes end so.
 
 What this file does not do: what is answered (`driver.py`), and who may connect (`../server.py`).
 """
@@ -125,6 +125,7 @@ class NativeConnection:
             self._check_time()
 
     async def _read_on(self) -> None:
+        data: bytes | None = None
         while self._reads:
             while self._is_full:
                 await self._wait_space()
@@ -133,18 +134,23 @@ class NativeConnection:
                 break
             self._take(data)
         self._reads = False
-        if self._exchange is not None and not self._exchange.is_finished:
-            self._exchange.leave()
+        exchange = self._exchange
+        if exchange is not None and not exchange.is_finished:
+            is_whole = exchange.is_body_complete and not exchange.has_begun
+            if data == b"" and exchange.method == b"GET" and is_whole:
+                # It costs little, and a write fails if nobody is there.
+                return
+            exchange.leave()
             self.output.drop()
             self.socket.close()
 
-    async def _receive(self) -> bytes:
-        """The next bytes; empty at the end, whatever end it is: nobody is there to be told."""
+    async def _receive(self) -> bytes | None:
+        """The next bytes; empty at the end, None where the connection is broken."""
         is_plain = self._exchange is not None and self._exchange.head.length
         try:
             return await self._wire.receive(READ_BYTES if is_plain else CHUNKS_READ_BYTES)
         except (OSError, trio.ClosedResourceError):
-            return b""
+            return None
 
     def _check_time(self) -> None:
         if trio.current_time() < self._deadline:

@@ -179,6 +179,47 @@ async def test_what_says_that_nothing_is_special_goes_on(body: dict[str, Any]) -
     assert texts_of(answer.text) == "Hello you"
 
 
+def response(kind: str, **more: Any) -> bytes:
+    """An event of `/v1/responses`, which has its name twice."""
+    name = f"response.{kind}"
+    return f"event: {name}\ndata: {json.dumps({'type': name, **more})}\n\n".encode()
+
+
+OPENED = response("created", response={"id": "resp_1", "status": "in_progress", "output": []})
+
+
+@pytest.mark.parametrize("begun", [b"", OPENED], ids=["before it", "behind it"])
+async def test_a_response_is_done_elsewhere_only_before_its_first_event(begun: bytes) -> None:
+    """Behind it another one's would have other ids, and its items would be missing: clients raise."""
+    rest = OPENED + response("output_text.delta", delta="hi") + response("completed", response={})
+
+    async def die(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + (chunk(begun) if begun else b""))
+        await stream.aclose()
+
+    async with (
+        open_fake(die) as one,
+        open_fake(streams(rest)) as other,
+        open_hop(one, other) as hop,
+    ):
+        body = {"model": "m", "input": "hi", "stream": True}
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                other.asked.clear()
+                answer = await hop.client.post("/v1/responses", json=body)
+
+    assert answer is not None
+    if begun:
+        assert answer.content.startswith(begun)
+        assert '"code":"disconnected"' in answer.text.removeprefix(begun.decode())
+        assert "event: response" not in answer.text.removeprefix(begun.decode())
+        assert not other.asked
+    else:
+        assert answer.content == rest
+        assert len(other.asked) == 1
+
+
 def usages_of(answer: str) -> list[Any]:
     found = [json.loads(each[6:]) for each in answer.splitlines() if each.startswith("data: {")]
     return [each["usage"] for each in found if "usage" in each]

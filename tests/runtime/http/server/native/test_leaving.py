@@ -29,7 +29,7 @@ async def test_who_leaves_is_noticed(way: str, pipelined: bytes, is_started: boo
     """Whatever was sent behind the request. What is written afterwards is dropped."""
     held = Held()
     async with holding(held) as served:
-        await served.say(GET + pipelined)
+        await served.say(POST + b"hello" + pipelined)
         if is_started:
             held.exchange.start(200, [])
             assert held.exchange.write(b"one")
@@ -51,6 +51,50 @@ async def test_who_leaves_is_noticed(way: str, pipelined: bytes, is_started: boo
         assert served.is_over
         held.exchange.on_gone(held._left)
         assert held.gone == 2, "told at once, who asks late"
+
+
+async def test_a_get_is_answered_though_its_sender_has_closed_his_side() -> None:
+    """Probes end so, and `nc -N`: where an answer took a moment, they got nothing."""
+    held = Held()
+    async with holding(held) as served:
+        await served.say(GET + GET, b"")
+        assert (held.gone, served.is_over) == (0, False)
+        held.exchange.respond(200, b"two", [])
+        held.may_end.set()
+        await settle()
+        assert served.sent.endswith(b"two")
+        assert served.sent.count(b"HTTP/1.1") == 1
+        assert served.is_over
+
+
+async def test_one_who_closes_his_side_of_a_stream_has_left_a_get_too() -> None:
+    """As a page that is closed: what is sent to it would not show that for long."""
+    held = Held()
+    async with holding(held) as served:
+        await served.say(GET)
+        held.exchange.start(200, [])
+        held.exchange.write(b"one")
+        await served.end()
+        assert (held.gone, served.is_over) == (1, True)
+
+
+async def test_who_left_altogether_behind_a_get_is_noticed_by_a_write() -> None:
+    held = Held()
+    async with holding(held) as served:
+        await served.say(GET, b"")
+        held.exchange.start(200, [])
+        served.socket.break_off()
+        assert held.exchange.write(b"one")
+        await settle()
+        assert (held.gone, held.ended) == (1, 1)
+        assert served.is_over
+
+
+async def test_half_a_body_of_a_get_is_waited_for_no_longer_than_its_sender_sends() -> None:
+    held = Held()
+    async with holding(held) as served:
+        await served.say(GET.replace(HOST, HOST + b"content-length: 5\r\n") + b"hel", b"")
+        assert (held.gone, served.is_over) == (1, True)
 
 
 async def test_leaving_within_a_body_is_said_to_who_reads_it() -> None:
