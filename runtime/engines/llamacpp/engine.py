@@ -121,7 +121,7 @@ class LlamaCppEngine:
         parameters.n_batch = parameters.n_ubatch = step_tokens_max
         self._context = make_context(llama, self._model, parameters)
         self._context.install_cancel_callback()
-        self._sequences = Sequences(self._context, running_max)
+        self._sequences = Sequences(self._context, running_max, parameters.n_ctx)
         self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=1)
         self._greedy = llama.LlamaSampler(llama.LlamaSamplerChainParams())
         self._greedy.add_greedy()

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from ...errors import ConfigError
 
-SPINS: Final = 30_000
-"""How often a thread looks for the others before it sleeps; libgomp's own default is ten times as many.
-None at all, and every operation of a step waits for threads to wake up: a token takes twice as long.
-"""
-
 
 def import_llama() -> ModuleType:
-    """The extension module; `ConfigError` if the extra is not installed.
-
-    Its threads wait for each other by spinning, for half a millisecond and not for five, unless the environment
-    says otherwise: between two steps the event loop, the frontend and other workers want the cores.
-    """
-    # libgomp reads it as it is loaded.
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+    """The extension module; `ConfigError` if the extra is not installed."""
     try:
         # By name, as a type checker cannot look into the extension module.
         llama = importlib.import_module("cyllama.llama.llama_cpp")

@@ -1,20 +1,21 @@
 """Which of llama.cpp's sequences is whose: one for each slot of the scheduler, and those of ended ones.
 
-What a sequence computed stays in its cells when it has ended, for a prompt of the same tenant that
-begins alike: cells may belong to several sequences, so a copy takes no room and no time. With those
-that run there are `HELD_MAX`, as each step of those looks at the cells of all; the one unused longest
-goes first, and when cells run out, before anybody who runs.
+What a sequence computed stays when it has ended, for a prompt of the same tenant that begins alike.
+A prompt that goes on behind all of it takes it over; cells may belong to several sequences, so one that
+begins like a part of it shares them. Each step looks at the cells of everybody, so as soon as others run
+only the one used last keeps its cells: what the others had is copied to memory beside them, and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
 
-HELD_MAX: Final = 16
-"""Sequences that have tokens, unless more than that run."""
+KEPT_MAX: Final = 64
+"""Ended sequences; all their tokens together have room in the context, too."""
 SEQUENCES_MAX: Final = 256
 """Of one context, as llama.cpp is compiled."""
 _EVERY: Final = -1
@@ -28,16 +29,20 @@ class Held:
     tenant: str = ""
     token_ids: list[int] = attrs.Factory(list)
     id: int = -1
-    """-1 before it has one."""
+    """-1 before it has one, and while it has no cells."""
     is_known: bool = True
     """Whether `token_ids` says it all: the KV of an adopted sequence came without its tokens."""
+    state: bytes = b""
+    """Its KV, while it has no cells."""
 
 
 class Sequences:
-    """The sequences of one context, for `running_max` slots. Between steps, and in their thread."""
+    """The sequences of one context, for `running_max` slots. Between steps; `of` also within one."""
 
-    def __init__(self, context: Any, running_max: int) -> None:
+    def __init__(self, context: Any, running_max: int, tokens_max: int) -> None:
+        """At most `tokens_max` tokens are kept of those that ended."""
         self._context = context
+        self._tokens_max = tokens_max
         self._free = list(range(sequence_count(running_max)))
         self._running: dict[int, Held] = {}
         """By slot."""
@@ -54,12 +59,15 @@ class Sequences:
         """Give the next owner of `slot` what `find` finds; returns how many tokens that are."""
         held = self._next[slot] = Held(tenant)
         donor, count = self._longest(token_ids, tenant)
-        if donor is None:
+        if donor is None or (donor.id < 0 and not self._load(donor)):
             return 0
         if donor in self._kept:
             self._kept.remove(donor)
+            if count == len(donor.token_ids):
+                self._next[slot] = donor
+                return count
             self._kept.append(donor)
-        if not self._free and not (len(self._kept) > 1 and self.drop_oldest()):
+        if not self._free:
             return 0
         held.id, held.token_ids = self._free.pop(), donor.token_ids[:count]
         self._context.memory_seq_cp(donor.id, held.id, 0, count)
@@ -70,11 +78,11 @@ class Sequences:
         held = self._running.get(slot)
         if held is None:
             held = self._running[slot] = self._next.pop(slot, Held())
+            self._put_away(self._kept[:-1])
             if held.id < 0:
                 if not self._free:
                     self.drop_oldest()
                 held.id = self._free.pop()
-            self._trim()
         return held
 
     def release(self, slot: int) -> None:
@@ -83,26 +91,22 @@ class Sequences:
         if held is None:
             return
         if not (held.is_known and held.token_ids):
-            self._drop(held)
+            self._take_cells(held)
             return
         for other in tuple(self._kept):
             begins = other.token_ids == held.token_ids[: len(other.token_ids)]
             if begins and other.tenant == held.tenant:
-                self._kept.remove(other)
                 self._drop(other)
         self._kept.append(held)
-        self._trim()
-
-    def _trim(self) -> None:
-        while self._kept and len(self._kept) + len(self._running) > HELD_MAX:
-            self.drop_oldest()
+        while len(self._kept) > KEPT_MAX or self._kept_tokens > self._tokens_max:
+            self._drop(self._kept[0])
 
     def drop_oldest(self) -> bool:
-        """Free the cells and the number of the kept sequence unused longest; False if there is none."""
-        if not self._kept:
-            return False
-        self._drop(self._kept.pop(0))
-        return True
+        """Free the cells and the number of the kept sequence unused longest; False if none has any."""
+        oldest = next((held for held in self._kept if held.id >= 0), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
 
     def clear(self) -> None:
         """Nobody has anything: what a step that failed has written, nobody knows."""
@@ -114,13 +118,40 @@ class Sequences:
         self._next.clear()
         self._kept.clear()
 
+    @property
+    def _kept_tokens(self) -> int:
+        return sum(len(held.token_ids) for held in self._kept)
+
+    def _load(self, held: Held) -> bool:
+        """Give a kept sequence its cells again, those of the others if need be; False if there are not enough."""
+        for others in ([], self._kept):
+            self._put_away(others)
+            if self._free:
+                with suppress(ValueError):
+                    self._context.set_state_seq_data(held.state, self._free[-1])
+                    held.id, held.state = self._free.pop(), b""
+                    return True
+        return False
+
+    def _put_away(self, kept: list[Held]) -> None:
+        for held in kept:
+            if held.id >= 0:
+                held.state = self._context.get_state_seq_data(held.id)
+                self._take_cells(held)
+
     def _drop(self, held: Held) -> None:
+        self._kept.remove(held)
+        if held.id >= 0:
+            self._take_cells(held)
+
+    def _take_cells(self, held: Held) -> None:
         self._context.memory_seq_rm(held.id, _EVERY, _EVERY)
         self._free.append(held.id)
+        held.id = -1
 
     def _longest(self, token_ids: Sequence[int], tenant: str) -> tuple[Held | None, int]:
         longest, most = None, 0
-        # `_next` are copies of what is here.
+        # `_next` are copies of what is here, or goes on behind it.
         for held in (*self._kept, *self._running.values()):
             if held.is_known and held.tenant == tenant:
                 count = _common(token_ids, held.token_ids, most)
@@ -131,7 +162,8 @@ class Sequences:
 
 def sequence_count(running_max: int) -> int:
     """How many a context for so many slots has."""
-    return max(running_max, min(running_max + HELD_MAX, SEQUENCES_MAX))
+    # All may end, and be kept, before as many begin.
+    return min(2 * running_max + 1, SEQUENCES_MAX)
 
 
 def _common(token_ids: Sequence[int], held: Sequence[int], least: int) -> int:

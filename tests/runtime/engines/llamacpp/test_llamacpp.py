@@ -150,6 +150,9 @@ async def test_a_prompt_goes_on_behind_what_its_tenant_computed(
     assert asked.messages
     more = [*asked.messages, ChatMessage("assistant", answer), ChatMessage("user", "Another?")]
     further = replace(asked, messages=more)
+    for other in ("Name a bird.", "Name a tree."):
+        # Since then its KV has been put away.
+        await collect(host, chat(other, temperature=0, max_tokens=2, tenant="three"))
     steps = host.statistics()
     [continued, *_] = found = await collect(host, further)
     computed = host.statistics().prompt_tokens - steps.prompt_tokens

@@ -8,16 +8,31 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.engines.llamacpp.sequences import HELD_MAX, SEQUENCES_MAX, Sequences
+from trinamo.runtime.engines.llamacpp.sequences import KEPT_MAX, SEQUENCES_MAX, Sequences
 
 SLOTS = 3
+ROOM = 10_000
 
 
 class Cells:
     """What llama.cpp's memory would hold: the tokens of each sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         self.of: dict[int, list[int]] = defaultdict(list)
+        self.room = room
+
+    @property
+    def held(self) -> list[list[int]]:
+        return [each for each in self.of.values() if each]
+
+    def get_state_seq_data(self, sequence: int) -> bytes:
+        return bytes(self.of[sequence])
+
+    def set_state_seq_data(self, state: bytes, sequence: int) -> None:
+        assert self.of[sequence] == []
+        if sum(len(each) for each in self.held) + len(state) > self.room:
+            raise ValueError("no cells are free")
+        self.of[sequence] = list(state)
 
     def memory_seq_cp(self, source: int, target: int, start: int, end: int) -> None:
         assert (start, self.of[target]) == (0, [])
@@ -31,10 +46,12 @@ class Cells:
             self.of.pop(sequence, None)
 
 
-def make(running_max: int = SLOTS) -> tuple[Sequences, Cells]:
-    cells = Cells()
+def make(
+    running_max: int = SLOTS, *, room: int = ROOM, tokens_max: int = ROOM
+) -> tuple[Sequences, Cells]:
+    cells = Cells(room)
     made: Any = cells
-    return Sequences(made, running_max), cells
+    return Sequences(made, running_max, tokens_max), cells
 
 
 def compute(sequences: Sequences, cells: Cells, slot: int, token_ids: list[int]) -> None:
@@ -74,35 +91,60 @@ def test_a_slot_may_be_begun_before_its_last_owner_is_released() -> None:
     assert sequences.find([1, 2, 3, 5], "") == 3
 
 
+def ask(sequences: Sequences, cells: Cells, token_ids: list[int]) -> int:
+    """Run one alone; how much of it was there."""
+    count = sequences.begin(0, token_ids, "")
+    compute(sequences, cells, 0, token_ids)
+    sequences.release(0)
+    return count
+
+
 def test_of_conversations_the_longest_stays_and_the_last_ones() -> None:
     sequences, cells = make()
-    turns: list[int] = []
-    for _ in range(3 * HELD_MAX):
-        turns = [*turns, len(turns)]
-        sequences.begin(0, turns, "")
-        compute(sequences, cells, 0, turns)
-        sequences.release(0)
-    assert [each for each in cells.of.values() if each] == [turns]
-    for first in range(100, 100 + HELD_MAX):
-        sequences.begin(0, [first, 1], "")
-        compute(sequences, cells, 0, [first, 1])
-        sequences.release(0)
-    assert sequences.find(turns, "") == 0
-    assert sequences.find([100, 1, 2], "") == 2
+    turns = [*range(3 * KEPT_MAX)]
+    for end in range(2, len(turns) + 1):
+        assert ask(sequences, cells, turns[:end]) == (0 if end == 2 else end - 1)
+    assert cells.held == [turns]
+    for first in range(KEPT_MAX):
+        ask(sequences, cells, [first, 200])
+    assert sequences.find(turns, "") == 1
+    assert all(sequences.find([first, 200, 2], "") == 2 for first in range(KEPT_MAX))
 
 
-def test_those_that_run_leave_few_cells_of_others_to_look_at() -> None:
-    sequences, cells = make(HELD_MAX)
-    for first in range(HELD_MAX):
-        compute(sequences, cells, 0, [first, 1])
-        sequences.release(0)
-    for slot in range(HELD_MAX):
-        compute(sequences, cells, slot, [100, slot])
-        assert len([each for each in cells.of.values() if each]) == HELD_MAX
-    assert sequences.find([HELD_MAX - 1, 1, 2], "") == 0
-    for slot in range(HELD_MAX):
-        sequences.release(slot)
-        assert sequences.find([100, slot, 2], "") == 2
+def test_all_tokens_that_are_kept_have_a_bound() -> None:
+    sequences, cells = make(tokens_max=6)
+    for first in range(4):
+        ask(sequences, cells, [first, 100])
+    assert [sequences.find([first, 100, 1], "") for first in range(4)] == [0, 2, 2, 2]
+
+
+def test_a_step_has_no_cells_of_others_to_look_at_but_the_last_one_s() -> None:
+    sequences, cells = make()
+    for first in range(5):
+        ask(sequences, cells, [first, 100, 101])
+        assert len(cells.held) <= 2
+    compute(sequences, cells, 1, [9])
+    assert sorted(cells.held) == [[4, 100, 101], [9]]
+    assert sequences.begin(2, [2, 100, 7], "") == 2
+    compute(sequences, cells, 2, [2, 100, 7])
+    assert sorted(cells.held) == [[2, 100, 7], [2, 100, 101], [9]]
+    assert sequences.find([4, 100, 101, 5], "") == 3
+
+
+def test_what_finds_no_cells_is_computed_again() -> None:
+    sequences, cells = make(room=8)
+    ask(sequences, cells, [1, 2, 3, 4])
+    ask(sequences, cells, [5])
+    compute(sequences, cells, 1, [6, 7, 8, 9, 10])
+    assert sequences.begin(2, [1, 2, 3, 4, 5], "") == 0
+    compute(sequences, cells, 2, [1, 2])
+    sequences.release(1)
+    sequences.release(2)
+    # Those of the others that only may come again are put away for it.
+    assert sequences.begin(0, [1, 2, 3, 4, 5], "") == 4
+    compute(sequences, cells, 0, [1, 2, 3, 4, 5])
+    sequences.release(0)
+    assert ask(sequences, cells, [6, 7, 8, 9, 10, 11]) == 5
 
 
 def test_kv_that_came_without_its_tokens_is_found_by_nobody() -> None:
