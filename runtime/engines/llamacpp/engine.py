@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-import trio
 
 from ...env import Env, RealEnv
 from ...kv.memory import KvLayout, KvMemory
 from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
+from ..loop.hop import open_step_thread
 from ..loop.host import EngineHost, open_engine_host
 from ..loop.step import Hop, StepItem
 from .blocks import StagedBlocks
@@ -54,7 +54,7 @@ FEATURES: Final = frozenset(
 
 
 class LlamaCppEngine:
-    """A step engine; loading takes a good part of a second, so construct it in a thread.
+    """A step engine; loading takes a good part of a second, so construct it in the thread of its steps.
 
     `running_max` sequences share `kv_tokens` cells of KV memory (22.5 KiB each for SmolLM2, all
     taken at the start). Raises `ConfigError` if the extra or the model is unusable.
@@ -299,20 +299,21 @@ async def open_llamacpp_engine(
             rng=None if env is None else env.rng,
         )
 
-    engine = await trio.to_thread.run_sync(load)
-    try:
-        await engine.check()
-    except BaseException:
-        engine.close()
-        raise
-    async with open_engine_host(
-        engine,
-        env=env,
-        hop=hop,
-        running_max=running_max,
-        waiting_max=waiting_max,
-        step_tokens_max=step_tokens_max,
-        chunk_tokens_max=chunk_tokens_max,
-        queued_deltas_max=queued_deltas_max,
-    ) as host:
-        yield host
+    async with open_step_thread() as thread:
+        engine = await thread.run(load)
+        try:
+            await engine.check()
+        except BaseException:
+            engine.close()
+            raise
+        async with open_engine_host(
+            engine,
+            env=env,
+            hop=hop or thread.run,
+            running_max=running_max,
+            waiting_max=waiting_max,
+            step_tokens_max=step_tokens_max,
+            chunk_tokens_max=chunk_tokens_max,
+            queued_deltas_max=queued_deltas_max,
+        ) as host:
+            yield host

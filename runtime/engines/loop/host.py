@@ -7,7 +7,7 @@ The steps and what becomes of their tokens are in `steps.py`, who takes part in 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 from ...context import Context
@@ -23,7 +23,7 @@ from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
 from ..validation import check_features, check_request
 from .answer import Answer, Finish
-from .hop import thread_hop
+from .hop import open_step_thread
 from .pinned import Pinned, Reserved
 from .requests import ends_with, is_answered, known_tokens, sequence_of, text_behind
 from .scheduler import Scheduler
@@ -244,11 +244,14 @@ async def open_engine_host(
     Bounds that cannot work are a `ValueError`. Leaving ends the answers in flight with
     `UnavailableError`, and waits for a step in progress, which the engine is asked to cut short.
     """
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(engine.close)
+        if hop is None:
+            hop = (await stack.enter_async_context(open_step_thread())).run
         host = EngineHost(
             engine,
             env=env or RealEnv(),
-            hop=hop or thread_hop(),
+            hop=hop,
             scheduler=_scheduler(
                 engine,
                 running_max=running_max,
@@ -265,8 +268,6 @@ async def open_engine_host(
             finally:
                 host.close()
                 nursery.cancel_scope.cancel()
-    finally:
-        engine.close()
 
 
 def _scheduler(engine: StepEngine, **bounds: int) -> Scheduler:
