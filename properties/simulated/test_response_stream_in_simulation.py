@@ -87,7 +87,7 @@ def test_the_invariants_hold_under_drawn_choices_and_faults(plan: Plan, choices:
 def test_a_planted_mistake_is_found(bug: str) -> None:
     """Such as what shows only if a socket takes a part of what it is given."""
 
-    @settings(max_examples=200, deadline=None, phases=[Phase.generate], database=None)
+    @settings(max_examples=2000, deadline=None, phases=[Phase.generate], database=None)
     @given(plan=plans(), choices=choices(decisions_max=512))
     def holds(plan: Plan, choices: Choices) -> None:
         assert run(plan, choices).violations() == []

@@ -50,7 +50,7 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
 def _crowds(outcome: Outcome) -> dict[str, float]:
     """Tasks of a living process that are more than it has slots, and more than instances it knows."""
     found: Counter[tuple[str, str]] = Counter()
-    for task in outcome.world._running_loop.tasks():  # noqa: SLF001 -- as above
+    for task in outcome.world.tasks():
         life = incarnation_of(task)
         if life is not None and life.may_run and task.name.startswith("trinamo.runtime."):
             found[life.host.name, task.name] += 1

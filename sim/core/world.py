@@ -14,7 +14,7 @@ at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,10 @@ class World(Machines):
         self._running_loop.requeue(self._graves)
         self._graves = []
 
+    def tasks(self) -> Iterable[Task]:
+        """Those that are there now; none where real time runs, whose loop is trio's own."""
+        return () if self._loop is None else self._loop.tasks()
+
     @property
     def _running_loop(self) -> Loop:
         if self._loop is None:
@@ -186,8 +190,7 @@ class World(Machines):
 
     @override
     def _on_idle(self, target_s: float) -> float | None:
-        loop = self._loop
-        assert loop is not None
+        loop = self._running_loop
         if loop.has_idle_waiter:
             return math.inf
         if target_s == math.inf:
@@ -392,9 +395,6 @@ class World(Machines):
     def task_count(self, name: str) -> int:
         """How many live tasks the host's present incarnation has; its main function is one."""
         host = self.host(name)
-        count = 0
-        for task in self._running_loop.tasks():
-            incarnation = incarnation_of(task)
-            if incarnation is not None and incarnation.host is host:
-                count += incarnation.generation == host.generation
-        return count
+        lives = [incarnation_of(task) for task in self.tasks()]
+        own = [each for each in lives if each is not None and each.host is host]
+        return sum(each.generation == host.generation for each in own)

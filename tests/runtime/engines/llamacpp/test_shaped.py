@@ -133,13 +133,13 @@ async def test_what_is_asked_of_the_logits_shows(host: Any) -> None:
     assert all(token.logprob <= 0 for token in each)
     # Greedy: the likeliest is the one that was chosen.
     assert [token.top[0][0] for token in each] == [token.token for token in each]
+    likeliest = chat("Count to ten.", temperature=1.0, seed=1, top_k=1)
+    assert token_ids(await collect(host, likeliest)) == plain
     common, _ = Counter(plain).most_common(1)[0]
     banned = chat("Count to ten.", logit_bias={common: -100})
     assert common not in token_ids(await collect(host, banned))
     varied = await collect(host, chat("Count to ten.", frequency_penalty=2.0))
     assert max(Counter(token_ids(varied)).values()) <= max(Counter(plain).values())
-    likeliest = chat("Count to ten.", temperature=1.0, seed=1, top_k=1)
-    assert token_ids(await collect(host, likeliest)) == plain
 
 
 async def test_the_official_client_gets_json_calls_and_log_probabilities(host: Any) -> None:
