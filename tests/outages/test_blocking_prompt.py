@@ -50,7 +50,7 @@ async def test_a_prompt_that_blocks_its_worker_is_tried_at_one_other_and_harms_n
             member.kill()
 
     [answer] = answers
-    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "silent")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "silent")
     assert "instance " in answer.json()["error"]["message"]
     assert _count(tmp_path) == 2
 

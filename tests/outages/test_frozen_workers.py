@@ -87,6 +87,27 @@ async def test_a_frozen_worker_leaves_with_its_lease_and_a_frozen_store_loses_no
     assert health["instance_id"] == frozen.facts["instance_id"]
 
 
+async def test_workers_that_all_freeze_at_once_cost_a_request_a_retry(tmp_path: Path) -> None:
+    """As many as `attempts_max`: it was a 502 that told nobody to ask again."""
+    settings = {"data_plane.tcp.ack_timeout_s": 1, "router.attempts_max": 3}
+    async with open_cluster(tmp_path, workers=3, settings=settings) as cluster:
+        url = f"{cluster.url}/v1/chat/completions"
+        for worker in cluster.workers:
+            worker.freeze()
+        with trio.fail_after(60):
+            refused = await cluster.client.post(url, json=chat("hello"), timeout=50)
+        for worker in cluster.workers:
+            worker.thaw()
+
+        async def serves() -> bool:
+            return await ask(cluster) == OK
+
+        await until(serves, "they answer again")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disconnected")
+    assert refused.headers["retry-after"] == "1"
+
+
 @asynccontextmanager
 async def long_stream(cluster: Cluster) -> AsyncIterator[Any]:
     """The lines of an answer that has begun and is far from its end."""

@@ -95,7 +95,7 @@ _INFERENCE: Final = {
     "413": "The body is too large.",
     "415": "The body is no JSON.",
     "429": "Requests come faster than the operator allows; `Retry-After` says when to ask again.",
-    "503": "Overloaded, draining, or nobody serves the model; `Retry-After` says when to ask again.",
+    "503": "Overloaded, draining, or no worker is left; `Retry-After` says when to ask again.",
     "504": "The time for the answer was up.",
 }
 _EVENT_STREAM: Final = {

@@ -238,7 +238,7 @@ async def replays(_: pytest.MonkeyPatch, *, name: str, value: str) -> None:
 
         assert await status_of_one_that_is_cut() == 200
         await put(name, value, house.frontend)
-        assert await status_of_one_that_is_cut() == 502
+        assert await status_of_one_that_is_cut() == 503
         await put(name, None, house.frontend)
         assert await status_of_one_that_is_cut() == 200
 

@@ -204,5 +204,5 @@ async def test_where_migration_is_off_the_client_sees_why_its_answer_ended() -> 
             "/v1/completions", json={"prompt": "go on", "max_tokens": 16}
         )
         error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (502, "disconnected")
+        assert (response.status_code, error["code"]) == (503, "disconnected")
         assert "router.migrations_max is 0" in error["message"]
