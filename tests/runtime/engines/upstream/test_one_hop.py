@@ -146,7 +146,7 @@ async def test_a_prompt_that_nobody_can_answer_has_nobody_passed_over() -> None:
     poison = {"messages": [{"role": "user", "content": "poison"}]}
     async with open_fake(answer) as one, open_fake(answer) as other, open_hop(one, other) as front:
         for _ in range(4):
-            assert (await front.chat(**poison)).status_code == 503
+            assert (await front.chat(**poison)).status_code == 502
             found = (await front.client.get("/status")).json()["cluster"]["instances"]
             assert [each["state"] for each in found] == ["live", "live"]
             one.asked.clear()
