@@ -8,7 +8,8 @@ system calls. All are asked the same by the same load, in turns; medians of the 
 
 CPU is per token of every process by itself, the request included; for unary requests per request.
 What is not installed (`python bench/peers.py install`) is left out. With BENCH_BEFORE, the
-directory of another checkout, that one is measured in the same run.
+directory of another checkout, that one is measured in the same run. `--tls` measures trinamo alone,
+in clear text and behind TLS: what the load says passes a tunnel, whose CPU is not counted.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ import peers
 from load.load import body, raise_descriptors, run_load
 from roles.processes import ROLES, Server, before, dynamo_place, medians, rss_mb
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.certificates import Authority
+
 READY_S = 30.0
 FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
 DIRECT = ("direct",)
 BARE = ("uvicorn", "floor")
+TLS = ("trinamo", "tls", "before", "tls-before")
+TLS_LOADS = ("unary16", "short", "sleeps64")
 KINDS = FULL + DIRECT + ROUTERS + BARE
 LIMITS = {
     "TRINAMO_HTTP__REQUESTS_MAX": "8192",
@@ -228,12 +234,20 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
             return server
 
         port, models = free_port(), ["bench"]
-        if kind in ("trinamo", "before"):
+        if kind in TLS:
             etcd = start(ROLES, "trinamo-control", reads=True)
             environ = {**LIMITS, "TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS": etcd.ready["address"]}
-            where = before() if kind == "before" else {}
+            where = before() if kind.endswith("before") else {}
             roles, where = where.pop("script", ROLES), {**where, "environ": environ}
-            sides = {"frontend": start(roles, "trinamo-http-frontend", port, **where)}
+            if kind.startswith("tls"):
+                behind, authority = free_port(), Authority.make(directory)
+                certificate, key = authority.sign("server")
+                environ["TRINAMO_HTTP__TLS__CERTIFICATE_FILE"] = str(certificate)
+                environ["TRINAMO_HTTP__TLS__KEY_FILE"] = str(key)
+                sides = {"frontend": start(roles, "trinamo-http-frontend", behind, **where)}
+                start(ROLES, "tunnel", port, behind, authority.ca_file)
+            else:
+                sides = {"frontend": start(roles, "trinamo-http-frontend", port, **where)}
             models = list(trinamo)
             workers = [start(roles, "trinamo-http-worker", each, **where) for each in models]
             sides |= {f"worker {name}": each for name, each in zip(models, workers, strict=True)}
@@ -283,7 +297,7 @@ def installed(kinds: Sequence[str]) -> list[str]:
     needs = {"dynamo": "ai-dynamo", "sglang": "sglang-router", "vllm": "vllm-router"}
     needs["uvicorn"] = "uvicorn"
     found = [kind for kind in kinds if kind not in needs or peers.has(needs[kind])]
-    return [kind for kind in found if kind != "before" or before()]
+    return [kind for kind in found if not kind.endswith("before") or before()]
 
 
 def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bool = False) -> dict:
@@ -298,7 +312,7 @@ def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bo
                     server.process.send_signal(signal.SIGUSR1)
         for name in names:
             load = LOADS[name].quick() if is_quick else LOADS[name]
-            measured = [system for system in systems if system.kind in load.kinds]
+            measured = [each for each in systems if each.kind in load.kinds or "tls" in each.kind]
             for _ in range(1 if name == "open5000" else rounds):
                 for system in measured:
                     found = system.measure(load)
@@ -338,19 +352,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", choices=LOADS, action="append", help="only this; repeatable")
     parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--tls", action="store_true", help="trinamo in clear text and behind TLS")
     parser.add_argument(
         "--quick", action="store_true", help="hardly anything, to see that it works"
     )
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     raise_descriptors()
-    kinds = installed(options.kind or KINDS)
+    kinds = installed(TLS if options.tls else options.kind or KINDS)
+    loads = options.load or list(TLS_LOADS if options.tls else LOADS)
     print(
         "| load | server | items/s | frontend µs | worker µs | ITL p99 ms | TTFT p50 ms | RSS MB | errors |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     rounds = 1 if options.quick else options.rounds
-    results = run(options.load or list(LOADS), kinds, rounds=rounds, is_quick=options.quick)
+    results = run(loads, kinds, rounds=rounds, is_quick=options.quick)
     if options.quick:
         check(results)
     if options.json:

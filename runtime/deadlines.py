@@ -25,8 +25,8 @@ class Deadlines(Generic[T]):
         """By when, the oldest first."""
 
     def begin(self, waiting: T) -> None:
-        """From now on it has `timeout_s`."""
-        self._due[waiting] = trio.current_time() + self.timeout_s
+        """From now on it has `timeout_s`; nothing happens if it waits already."""
+        self._due.setdefault(waiting, trio.current_time() + self.timeout_s)
 
     def end(self, waiting: T) -> None:
         """It has what it waited for; nothing happens if it does not wait."""

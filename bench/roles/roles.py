@@ -23,6 +23,7 @@ ROLES = {
     "trinamo-servers": "http_roles:trinamo_servers",
     "trinamo-http-worker": "http_roles:trinamo_worker",
     "trinamo-http-frontend": "http_roles:trinamo_frontend",
+    "tunnel": "http_roles:tunnel",
     "uvicorn": "http_roles:bare_uvicorn",
     "upstream": "http_roles:bare_upstream",
     "floor": "http_roles:trio_floor",

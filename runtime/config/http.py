@@ -16,6 +16,7 @@ from .keys import (
     Text,
     Tokens,
     about,
+    is_loopback,
     need_together,
 )
 
@@ -79,7 +80,10 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     ] = None
     server: Annotated[
         Literal["native", "hypercorn"],
-        about("Who speaks HTTP in clear text: our own listener, or hypercorn, which is slower."),
+        about(
+            "Who speaks HTTP: our own listener, or hypercorn, for a second opinion on loopback: slower,"
+            " HTTP/1.1 in clear text only, and without most bounds of this section."
+        ),
     ] = "native"
     tls: HttpTlsConfig = HttpTlsConfig()
     dashboard: Annotated[
@@ -135,7 +139,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         about(
             "Answer bytes that all slow clients together may leave unread, 16 KiB counted for each"
             " stream of HTTP/2 besides; beyond it the address that leaves most loses the oldest of its"
-            " connections or streams. Not of HTTP/1.1 over TLS, or by hypercorn."
+            " connections or streams. Not by hypercorn."
         ),
     ] = 128 << 20
     requests_max: Annotated[
@@ -271,6 +275,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         taken = _NO_IDS.intersection(map(str.lower, self.request_id_headers))
         if taken:
             raise ValueError(f"http.request_id_headers: {', '.join(sorted(taken))} holds no id")
+        if self.server == "hypercorn" and self.tls.certificate_file is not None:
+            raise ValueError("http.server: hypercorn speaks no TLS here; our own listener does")
+        if self.server == "hypercorn" and not is_loopback(self.host):
+            raise ValueError(
+                f"http.server: hypercorn serves loopback only, and http.host is {self.host}: it has no"
+                " bound for clients that are slow, or many; our own listener has"
+            )
 
     @property
     def needs_key(self) -> bool:

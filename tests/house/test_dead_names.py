@@ -38,7 +38,7 @@ KNOWN = {
         double_value""",
     "llhttp calls it": "on_header on_headers_complete on_body on_message_complete",
     "starlette and hypercorn read it, or call it": """
-        redirect_slashes send_lock _check_protocol _send_error_response accesslog errorlog
+        redirect_slashes _check_protocol accesslog errorlog h11_max_incomplete_size
         keep_alive_timeout keep_alive_max_requests include_server_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
     "clients of the HTTP API read it": "total_tokens prompt_tokens_details owned_by token_logprobs text_offset",

@@ -22,7 +22,7 @@ from tests.sources import (
     tree_of,
 )
 
-LINES_MAX = 400
+LINES_MAX = 600
 STATEMENTS_MAX = 60
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 

@@ -1,1 +1,1 @@
-"""Serving an ASGI application with hypercorn: sockets, connections, heads."""
+"""The edge: sockets, connections, TLS, HTTP/1 and HTTP/2, and hypercorn in their place."""

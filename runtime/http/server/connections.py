@@ -1,7 +1,7 @@
 """The open connections of one server, and which of them makes room for a new one.
 
 Decided synchronously; the server (`server.py`) tells what each connection does and closes those
-that are taken. What this file does not do: read or write (the driver).
+that are taken. What this file does not do: read or write (`driver.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .phases import Phase, ServedConnection
+from .phases import Connection, Phase
 
 _WAITING: Final = (Phase.SHAKING, Phase.IDLE, Phase.ARRIVING)
 
@@ -27,20 +27,20 @@ class ConnectionTable:
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
-        self._phases: dict[ServedConnection, Phase] = {}
-        self._members: dict[Phase, dict[ServedConnection, None]] = {phase: {} for phase in Phase}
+        self._phases: dict[Connection, Phase] = {}
+        self._members: dict[Phase, dict[Connection, None]] = {phase: {} for phase in Phase}
 
     def __len__(self) -> int:
         return len(self._phases)
 
-    def __iter__(self) -> Iterator[ServedConnection]:
+    def __iter__(self) -> Iterator[Connection]:
         return iter(self._phases)
 
     @property
     def is_full(self) -> bool:
         return len(self._phases) >= self._connections_max
 
-    def take(self) -> ServedConnection | None:
+    def take(self) -> Connection | None:
         """Remove and return the connection to close for a new one; None if all are being answered."""
         crowd = max((self._members[phase] for phase in _WAITING), key=len)
         for connection in crowd:
@@ -48,15 +48,15 @@ class ConnectionTable:
             return connection
         return None
 
-    def add(self, connection: ServedConnection) -> None:
+    def add(self, connection: Connection) -> None:
         """A new connection, idle so far."""
         self._enter(connection, connection.phase)
 
-    def _enter(self, connection: ServedConnection, phase: Phase) -> None:
+    def _enter(self, connection: Connection, phase: Phase) -> None:
         self._phases[connection] = phase
         self._members[phase][connection] = None
 
-    def update(self, connection: ServedConnection) -> None:
+    def update(self, connection: Connection) -> None:
         """The connection may have come to another phase. One that was taken stays away."""
         before, phase = self._phases.get(connection), connection.phase
         if before is None or before is phase:
@@ -64,7 +64,7 @@ class ConnectionTable:
         del self._members[before][connection]
         self._enter(connection, phase)
 
-    def remove(self, connection: ServedConnection) -> None:
+    def remove(self, connection: Connection) -> None:
         """The connection is closed; nothing if it was taken."""
         phase = self._phases.pop(connection, None)
         if phase is not None:

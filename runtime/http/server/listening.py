@@ -1,4 +1,4 @@
-"""Listening sockets for the HTTP server, and a sentence for each way in which they fail."""
+"""Listening sockets for the HTTP server, a sentence for each way in which they fail, and options of accepted ones."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ async def _listen_beside_others(address: str, port: int) -> trio.SocketListener:
         opened.close()
         raise
     return trio.SocketListener(opened)
+
+
+def configure_socket(
+    sock: trio.socket.SocketType, *, peer_timeout_s: float, write_timeout_s: float
+) -> None:
+    """Make a peer that vanished without a FIN fail.
+
+    Keep-alive finds it within about `peer_timeout_s` while nothing is under way to it,
+    TCP_USER_TIMEOUT while data is; each is blind to the other's case. The second also ends a peer
+    that is there and reads nothing, as `write_timeout_s` does: so it is as long.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    interval_s = max(1, int(peer_timeout_s / 4))
+    for name, value in (
+        ("TCP_KEEPIDLE", interval_s),
+        ("TCP_KEEPINTVL", interval_s),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(write_timeout_s * 1000)),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _explain(error: OSError, host: str, port: int) -> ConfigError:

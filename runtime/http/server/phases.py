@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import trio
 
@@ -20,12 +20,15 @@ class Phase(enum.Enum):
     ANSWERING = "answering"
 
 
-class ServedConnection(Protocol):
-    """One accepted connection. Compared and hashed by identity."""
+class Connection(Protocol):
+    """One accepted connection, which says whenever it may have come to another phase.
+
+    Compared and hashed by identity.
+    """
 
     @property
     def socket(self) -> trio.socket.SocketType:
-        """Closed by the server once the driver is done."""
+        """Closed by the server once `serve` is over."""
         ...
 
     @property
@@ -33,28 +36,22 @@ class ServedConnection(Protocol):
         """What it does now."""
         ...
 
+    async def serve(self) -> None:
+        """Serve it to its end; called once. May raise what a broken connection raises."""
+        ...
+
+    def close_when_idle(self) -> None:
+        """Answer what is in flight, and nothing else; at once, if there is nothing."""
+        ...
+
     def abort(self) -> None:
         """Close with RST, now, dropping what is unsent; wakes a send that is blocked."""
         ...
 
 
-ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
+class Driver(Protocol):
+    """Speaks HTTP on accepted connections, for as long as a server lives."""
 
-
-class Driver(Protocol[ConnectionT]):
-    """Speaks HTTP on accepted connections, for as long as a server lives.
-
-    It is given a function to call whenever a connection may have come to another phase.
-    """
-
-    def open(self, stream: trio.SocketStream) -> ConnectionT:
+    def open(self, stream: trio.SocketStream) -> Connection:
         """A connection that takes the socket over from `stream`."""
-        ...
-
-    async def drive(self, connection: ConnectionT) -> None:
-        """Serve one connection to its end. May raise what a broken connection raises."""
-        ...
-
-    async def close_idle(self) -> None:
-        """Close what is idle, now, and every other connection after its answer."""
         ...

@@ -27,19 +27,25 @@ HOST_ANSWER: Final = answer_error(
 class Dates:
     """The Date header, made once a second."""
 
-    __slots__ = ("_clock", "_line", "_second")
+    __slots__ = ("_clock", "_line", "_second", "_value")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._second = -1
-        self._line = b""
+        self._line = self._value = b""
 
-    def line(self) -> bytes:
-        """The whole line."""
+    def value(self) -> bytes:
+        """What the header says now."""
         second = int(self._clock.wall())
         if second != self._second:
             self._second = second
-            self._line = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+            self._value = formatdate(second, usegmt=True).encode()
+            self._line = b"date: %b\r\n" % self._value
+        return self._value
+
+    def line(self) -> bytes:
+        """The whole line of HTTP/1."""
+        self.value()
         return self._line
 
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import trio
 from starlette.types import ASGIApp
@@ -23,12 +23,11 @@ from ...metrics.metrics import Metrics
 from ...nurseries import open_nursery
 from ..exchanges import Handler
 from .connections import ConnectionTable
+from .driver import NativeDriver
 from .hosts import HostPolicy
-from .listening import open_listeners
-from .native.driver import NativeDriver
+from .listening import configure_socket, open_listeners
 from .phases import Driver
 from .refusals import Refusals
-from .sockets import configure_socket
 from .tls.certificates import Certificates, find_certificate_faults
 from .tls.series import CertificateSeries
 
@@ -73,16 +72,16 @@ class Server:
         has_tls = config.tls.certificate_file is not None
         self._certificates = Certificates(config.tls) if has_tls else None
         changed = self._connections.update
-        self._driver: Driver[Any]
-        if config.server == "native" and not has_tls:
-            self._driver = NativeDriver(app, handlers, config, hosts, self._refusals, changed)
+        self._driver: Driver
+        if config.server == "native":
+            self._driver = NativeDriver(
+                app, handlers, config, hosts, self._refusals, changed, self._certificates
+            )
         else:
             # Most processes never need it, and it would cost each of them some megabytes.
-            from .hypercorn_server.driver import HypercornDriver  # noqa: PLC0415
+            from .hypercorn import HypercornDriver  # noqa: PLC0415
 
-            self._driver = HypercornDriver(
-                app, config, hosts, self._refusals, changed, self._certificates
-            )
+            self._driver = HypercornDriver(app, config, hosts, self._refusals)
         self._refusing = 0
         self._closing = trio.Event()
         self._drained = trio.Event()
@@ -116,7 +115,8 @@ class Server:
                     task_status.started(port)
                     await self._closing.wait()
                     accepting.cancel_scope.cancel()
-                await self._driver.close_idle()
+                for connection in self._connections:
+                    connection.close_when_idle()
                 with trio.move_on_after(CLOSE_GRACE_S):
                     if self._connections:
                         await self._drained.wait()
@@ -140,7 +140,7 @@ class Server:
                     peer_timeout_s=self._config.peer_timeout_s,
                     write_timeout_s=self._config.write_timeout_s,
                 )
-            await self._driver.drive(connection)
+            await connection.serve()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             # The peer went away in the middle of something. It knows.
             pass

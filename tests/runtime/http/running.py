@@ -158,8 +158,8 @@ async def say_hello(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, No
     yield Delta(" ✓", [4], FinishReason.STOP)
 
 
-SERVERS = ["native", "hypercorn", "tls"]
+SERVERS = ["native", "tls"]
 on_every_server = pytest.mark.parametrize("http_server", SERVERS)
-"""A test of what all servers of HTTP/1 must do."""
+"""A test of what HTTP/1 must do in clear text and in TLS."""
 with_tls = pytest.mark.parametrize("http_server", ["tls"])
 """A test of TLS alone. `serve.section` is the section `http.tls` then."""

@@ -20,7 +20,7 @@ pytestmark = on_every_server
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []
 
-pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+pytestmark = pytest.mark.parametrize("http_server", ["native", "tls"])
 
 
 async def sleep_in_prefill(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:

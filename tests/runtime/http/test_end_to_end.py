@@ -26,8 +26,6 @@ from trinamo.runtime.protocol.openai.generate import (
     ModelCard,
 )
 
-pytestmark = pytest.mark.parametrize("http_server", ["native", "hypercorn"])
-
 ENDPOINT = EndpointName("ns", "backend", "generate")
 TEXT = "x" * 1000
 
@@ -85,9 +83,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_both(http_server: str, **settings: Any) -> AsyncIterator[Cluster]:
+async def open_both(**settings: Any) -> AsyncIterator[Cluster]:
     transports = OneProcess()
-    service = HttpService.builder().config(port=0, server=http_server, **settings).build()
+    service = HttpService.builder().config(port=0, **settings).build()
     async with (
         open_process(transports) as runtime,
         open_process(transports, serving=True) as worker,
@@ -118,11 +116,9 @@ async def read_all(stream: trio.SocketStream) -> bytes:
 
 
 @pytest.mark.slow
-async def test_a_client_that_does_not_read_holds_up_nobody_and_is_cut_off(
-    http_server: str,
-) -> None:
+async def test_a_client_that_does_not_read_holds_up_nobody_and_is_cut_off() -> None:
     """Its worker is paused, the others' go on, and in the end the books say that it left."""
-    async with open_both(http_server, write_timeout_s=1.0) as cluster:
+    async with open_both(write_timeout_s=1.0) as cluster:
         deaf = await cluster.ask(1, 1_000_000)
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await cluster.wait_for(lambda: 1 in cluster.made)
@@ -141,10 +137,10 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_is_cut_off(
 
 
 @pytest.mark.slow
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind(http_server: str) -> None:
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
     """Before the head, at the first token, in the middle, at the end; at once or by a reset."""
     count = 60
-    async with open_both(http_server) as cluster:
+    async with open_both() as cluster:
 
         async def leave(name: int) -> None:
             stream = await cluster.ask(name, 100)

@@ -1,1 +1,1 @@
-"""TLS towards clients: the certificate and its renewal, and the cipher of one connection."""
+"""TLS towards clients: the certificate and its renewal, the handshake, and the cipher of one connection."""

@@ -115,7 +115,7 @@ async def test_a_crowd_of_half_bodies_pushes_out_none_that_has_just_come(serve: 
 
 
 # With TLS there are no words without a handshake, of which there are too many then.
-@pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+@pytest.mark.parametrize("http_server", ["native"])
 async def test_one_that_is_being_answered_is_never_taken(serve: Any) -> None:
     running = await serve(say_hello_slowly, connections_max=2)
     streams = [await connect(running, running.post(stream=True)) for _ in range(2)]
@@ -149,7 +149,7 @@ async def test_live_is_answered_while_connections_hang_around(serve: Any) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("http_server", ["native", "hypercorn"])
+@pytest.mark.parametrize("http_server", ["native", "tls"])
 async def test_2048_idle_connections_keep_nobody_out(serve: Any) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))

@@ -1,0 +1,1 @@
+"""HTTP/2 over the `h2` library. Read `connection.py` first."""

@@ -1,1 +1,0 @@
-"""The server that hypercorn speaks HTTP for, and what mends hypercorn. Read `driver.py` first."""

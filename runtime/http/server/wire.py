@@ -1,0 +1,135 @@
+"""An accepted socket without trio's checkpoints: waits only where the kernel has nothing, or no room.
+
+trio's own sockets try first and yield after each success, which costs more than the system call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+import trio
+
+
+class Wire(Protocol):
+    """One accepted connection. All methods but `abort` raise `OSError` once it is broken."""
+
+    socket: trio.socket.SocketType
+
+    @property
+    def seal(self) -> Callable[[bytes], bytes] | None:
+        """What makes of clear text the bytes to `send`; None where they are the same."""
+        ...
+
+    def farewell(self) -> bytes:
+        """What to `send` before the end, so that the peer can tell it from a cut."""
+        ...
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send what there is room for, now; how much that was."""
+        ...
+
+    async def receive(self, bytes_max: int) -> bytes:
+        """The next bytes, in clear; empty at the end. Waits if there are none, and need not yield else.
+
+        `trio.ClosedResourceError` if it is closed meanwhile.
+        """
+        ...
+
+    async def wait_room(self) -> None:
+        """Return once `send` may take something. `trio.ClosedResourceError` as above."""
+        ...
+
+
+def open_wire(stream: trio.SocketStream) -> Wire:
+    """Take the socket over from an accepted stream, which is of no use afterwards.
+
+    A socket that is not the kernel's offers the same by methods of its own, as the simulator's does.
+    """
+    given = stream.socket
+    if hasattr(given, "send_nowait"):
+        return _OtherWire(cast("_OtherSocket", given))
+    return _KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
+
+
+def peer_of(sock: trio.socket.SocketType) -> str:
+    """The address at the other end; empty if the peer has been faster."""
+    with contextlib.suppress(OSError):
+        return str(sock.getpeername()[0])
+    return ""
+
+
+def abort(sock: trio.socket.SocketType) -> None:
+    """Close with RST, now, dropping what is unsent; wakes whoever waits for it."""
+    # An error here means that the peer has been faster.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+class _Plain:
+    __slots__ = ()
+    seal = None
+
+    def farewell(self) -> bytes:
+        return b""
+
+
+class _KernelWire(_Plain):
+    __slots__ = ("_plain", "socket")
+
+    def __init__(self, plain: socket.socket) -> None:
+        self._plain = plain
+        self.socket = trio.socket.from_stdlib_socket(plain)
+
+    def send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._plain.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def receive(self, bytes_max: int) -> bytes:
+        while True:
+            self._check_open()
+            await trio.lowlevel.wait_readable(self._plain)
+            try:
+                return self._plain.recv(bytes_max)
+            except BlockingIOError:
+                pass
+
+    async def wait_room(self) -> None:
+        self._check_open()
+        await trio.lowlevel.wait_writable(self._plain)
+
+    def _check_open(self) -> None:
+        # A closed socket has no number, and trio would take the next such one for the same.
+        if self._plain.fileno() < 0:
+            raise trio.ClosedResourceError("the connection is closed")
+
+
+class _OtherSocket(Protocol):
+    """What a simulated socket has besides trio's methods."""
+
+    send_nowait: Callable[[bytes | memoryview], int]
+    recv_arrived: Callable[[int], Awaitable[bytes]]
+    wait_writable: Callable[[], Awaitable[None]]
+
+
+class _OtherWire(_Plain):
+    __slots__ = ("_other", "socket")
+
+    def __init__(self, other: _OtherSocket) -> None:
+        self._other = other
+        self.socket = cast("trio.socket.SocketType", other)
+
+    def send(self, data: bytes | memoryview) -> int:
+        return self._other.send_nowait(data)
+
+    async def receive(self, bytes_max: int) -> bytes:
+        return await self._other.recv_arrived(bytes_max)
+
+    async def wait_room(self) -> None:
+        await self._other.wait_writable()
