@@ -9,7 +9,7 @@ system calls. All are asked the same by the same load, in turns; medians of the 
 CPU is per token of every process by itself, the request included; for unary requests per request.
 What is not installed (`python bench/peers.py install`) is left out. With BENCH_BEFORE, the
 directory of another checkout, that one is measured in the same run. `--tls` measures trinamo alone,
-in clear text and behind TLS: what the load says passes a tunnel, whose CPU is not counted.
+in clear text and behind TLS, both asked through a tunnel, whose CPU is not counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
 DIRECT = ("direct",)
 BARE = ("uvicorn", "floor")
-TLS = ("trinamo", "tls", "before", "tls-before")
+TUNNELLED = ("plain", "tls", "plain-before", "tls-before")
 TLS_LOADS = ("unary16", "short", "sleeps64")
 KINDS = FULL + DIRECT + ROUTERS + BARE
 LIMITS = {
@@ -234,20 +234,22 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
             return server
 
         port, models = free_port(), ["bench"]
-        if kind in TLS:
+        if kind in ("trinamo", "before", *TUNNELLED):
             etcd = start(ROLES, "trinamo-control", reads=True)
             environ = {**LIMITS, "TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS": etcd.ready["address"]}
             where = before() if kind.endswith("before") else {}
             roles, where = where.pop("script", ROLES), {**where, "environ": environ}
+            trust: list[object] = []
             if kind.startswith("tls"):
-                behind, authority = free_port(), Authority.make(directory)
+                authority = Authority.make(directory)
                 certificate, key = authority.sign("server")
                 environ["TRINAMO_HTTP__TLS__CERTIFICATE_FILE"] = str(certificate)
                 environ["TRINAMO_HTTP__TLS__KEY_FILE"] = str(key)
-                sides = {"frontend": start(roles, "trinamo-http-frontend", behind, **where)}
-                start(ROLES, "tunnel", port, behind, authority.ca_file)
-            else:
-                sides = {"frontend": start(roles, "trinamo-http-frontend", port, **where)}
+                trust = [authority.ca_file]
+            behind = free_port() if kind in TUNNELLED else port
+            sides = {"frontend": start(roles, "trinamo-http-frontend", behind, **where)}
+            if kind in TUNNELLED:
+                start(ROLES, "tunnel", port, behind, *trust)
             models = list(trinamo)
             workers = [start(roles, "trinamo-http-worker", each, **where) for each in models]
             sides |= {f"worker {name}": each for name, each in zip(models, workers, strict=True)}
@@ -312,7 +314,7 @@ def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bo
                     server.process.send_signal(signal.SIGUSR1)
         for name in names:
             load = LOADS[name].quick() if is_quick else LOADS[name]
-            measured = [each for each in systems if each.kind in load.kinds or "tls" in each.kind]
+            measured = [each for each in systems if each.kind in (*load.kinds, *TUNNELLED)]
             for _ in range(1 if name == "open5000" else rounds):
                 for system in measured:
                     found = system.measure(load)
@@ -359,7 +361,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     raise_descriptors()
-    kinds = installed(TLS if options.tls else options.kind or KINDS)
+    kinds = installed(TUNNELLED if options.tls else options.kind or KINDS)
     loads = options.load or list(TLS_LOADS if options.tls else LOADS)
     print(
         "| load | server | items/s | frontend µs | worker µs | ITL p99 ms | TTFT p50 ms | RSS MB | errors |"

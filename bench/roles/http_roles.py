@@ -67,11 +67,11 @@ def profiled(role: str) -> Iterator[None]:
         profile.dump_stats(f"{directory}/{role}-{os.getpid()}.prof")
 
 
-def tunnel(port: str, behind: str, authority: str) -> None:
-    """TLS to the server on port `behind` for whoever connects to `port` in clear text."""
+def tunnel(port: str, behind: str, authority: str = "") -> None:
+    """To the server on port `behind` for whoever connects to `port`; in TLS, where it has an authority."""
     import ssl
 
-    trust = ssl.create_default_context(cafile=authority)
+    trust = ssl.create_default_context(cafile=authority) if authority else None
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

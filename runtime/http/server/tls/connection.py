@@ -100,20 +100,20 @@ class SecureConnection:
 
 
 class _SealedWire:
-    __slots__ = ("_session", "_wire", "farewell", "seal", "send", "socket", "wait_room")
+    __slots__ = ("_first", "_session", "_wire", "farewell", "seal", "send", "socket", "wait_room")
 
     def __init__(self, wire: Wire, session: TlsSession) -> None:
         self.socket, self.send, self.wait_room = wire.socket, wire.send, wire.wait_room
         self.seal, self.farewell = session.seal, session.close
         self._wire, self._session = wire, session
+        # What came together with the end of the handshake.
+        self._first = session.open(b"")
 
     async def receive(self, bytes_max: int) -> bytes:
-        data = b""
-        while True:
-            # At first, what came together with the end of the handshake.
-            opened = self._session.open(data)
-            if opened or self._session.is_input_over:
-                return opened
+        opened, self._first = self._first, b""
+        while not (opened or self._session.is_input_over):
             data = await self._wire.receive(bytes_max)
             if not data:
-                return b""
+                break
+            opened = self._session.open(data)
+        return opened

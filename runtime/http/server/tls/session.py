@@ -47,11 +47,13 @@ class TlsSession:
 
     def open(self, data: bytes) -> bytes:
         """The clear text of what came from the wire, as far as it is whole. Raises `ssl.SSLError`."""
-        self._incoming.write(data)
-        pieces = []
-        while not self.is_input_over:
+        incoming, tls = self._incoming, self._object
+        incoming.write(data)
+        opened = b""
+        # OpenSSL takes whole records only, and to ask for more than there is costs an exception.
+        while incoming.pending or tls.pending():
             try:
-                piece = self._object.read(READ_BYTES)
+                piece = tls.read(READ_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLZeroReturnError:
@@ -59,8 +61,8 @@ class TlsSession:
             if not piece:
                 self.is_input_over = True
                 break
-            pieces.append(piece)
-        return b"".join(pieces)
+            opened += piece
+        return opened
 
     def seal(self, data: bytes) -> bytes:
         """What to send for `data`. Raises `ssl.SSLError`."""
