@@ -17,6 +17,7 @@ import httpx
 import trio
 
 from tests.proxy import Proxy, open_proxy
+from tests.session.forks import Forked, fork
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
 
 ROLE = Path(__file__).with_name("role.py")
@@ -28,7 +29,7 @@ STOP_TIMEOUT_S = 30.0
 class Member:
     """One process and what it said when it was ready."""
 
-    process: trio.Process
+    process: trio.Process | Forked
     facts: dict[str, Any]
     log: Path
 
@@ -125,17 +126,17 @@ async def start(
     script: Path = ROLE,
 ) -> Member:
     """Start one process of `script`; `launcher` is a command that runs the one it is given."""
-    command = [
-        *launcher,
-        sys.executable,
-        str(script),
-        role,
-        *(f"{k}={v}" for k, v in settings.items()),
-    ]
+    arguments = [str(script), role, *(f"{k}={v}" for k, v in settings.items())]
+    environ = {**os.environ, "PYTHONWARNINGS": ""}
+    process: trio.Process | Forked
     with log.open("wb") as stderr:
-        process = await trio.lowlevel.open_process(
-            command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "PYTHONWARNINGS": ""}
-        )
+        if launcher:
+            command = [*launcher, sys.executable, *arguments]
+            process = await trio.lowlevel.open_process(
+                command, stdout=subprocess.PIPE, stderr=stderr, env=environ
+            )
+        else:
+            process = fork(arguments, environ, stderr.fileno())
     assert process.stdout is not None
     line = b""
     try:
