@@ -32,7 +32,7 @@ from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.neighbours import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
-from .garbage import collect_seldom
+from .memory import settle_memory
 from .output import LogLosses
 from .weights import held_weights, take_missing_weights
 
@@ -72,7 +72,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             transports,
             engines,
             stop,
-            ready=_settled(ready),
+            ready=_settled(ready, maps_bodies=False),
             opened=partial(_opened, model=models),
             metrics=metrics,
             metadata={"pid": str(os.getpid())},
@@ -102,7 +102,7 @@ async def run_frontend(
             env,
             RealTransports(),
             stop,
-            ready=_settled(ready),
+            ready=_settled(ready, maps_bodies=True),
             opened=lambda runtime, _: runtime.live.listen(_tune_log),
             metrics=metrics,
             place=Place(name or "frontend", os.getpid(), partial(find_neighbours, config)),
@@ -118,11 +118,11 @@ def _tune_log(found: Config) -> None:
     set_log_level(found.log.level, found.log.access)
 
 
-def _settled(ready: Callable[[T], None]) -> Callable[[T], None]:
+def _settled(ready: Callable[[T], None], *, maps_bodies: bool) -> Callable[[T], None]:
     """`ready`, before which the process is told that its start is over."""
 
     def told(of_what: T) -> None:
-        collect_seldom()
+        settle_memory(maps_bodies=maps_bodies)
         ready(of_what)
 
     return told

@@ -6,14 +6,12 @@ they say it on standard output.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import gc
 import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -293,7 +291,6 @@ def _run_role(
     tell_losses(handler)
 
     def tell(facts: dict[str, Any]) -> None:
-        _settle_memory(role)
         announce(ready_fd, "ready", facts)
         if ready_fd is None:
             told = ", ".join(f"{key} {value}" for key, value in facts.items() if value)
@@ -305,29 +302,6 @@ def _run_role(
             sys.stdout.flush()
 
     trio.run(run, tell)
-
-
-_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
-_MAPPED_BYTES_MIN: Final = 256 << 10
-
-
-def _settle_memory(role: str) -> None:
-    """Give back what only the start needed, and keep the collector off what will always be there.
-
-    5 MB a worker; and a full collection no longer walks every class and module, which would hold
-    all streams up for tens of milliseconds.
-
-    In a frontend, long bodies also leave with their requests: glibc raises the size from which it
-    maps memory apart as soon as a long body is freed, and the next ones then stay in its heap. A
-    burst of 64 bodies of 4 MB left 200 MB behind, for good. A worker's buffers are used again.
-    """
-    gc.collect()
-    gc.freeze()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        if role == "frontend":
-            libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
-        libc.malloc_trim(0)
 
 
 def _announce_failure(ready_fd: int | None, error: BaseException) -> None:

@@ -1,0 +1,56 @@
+"""A serving process looks for garbage seldom, but it does, and gives long bodies back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, weakref
+from trinamo.cli.serve.memory import OBJECTS_MAX, settle_memory
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+settle_memory(maps_bodies=True)
+assert gc.isenabled() and gc.get_freeze_count() > 0
+cycles = [weakref.ref(Cycle()) for _ in range(3 * OBJECTS_MAX)]
+print(sum(cycle() is not None for cycle in cycles) <= OBJECTS_MAX)
+"""
+
+
+def test_cycles_are_found_once_there_are_many() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "True\n"
+
+
+BODIES = """
+import re, sys
+from pathlib import Path
+from trinamo.cli.serve.memory import settle_memory
+
+def rss_mb():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+settle_memory(maps_bodies=sys.argv[1] == "frontend")
+before = rss_mb()
+kept = []
+for _ in range(3):
+    bodies = []
+    for _ in range(32):
+        bodies.append(bytearray(4 << 20))
+        # Something short stays behind each, as what is kept of a request does.
+        kept.append(bytes(2048))
+    del bodies
+print(rss_mb() - before)
+"""
+
+
+def test_long_bodies_of_a_frontend_leave_with_their_requests() -> None:
+    """Both roles settle in one place; here each has what is right for it."""
+    command = [sys.executable, "-c", BODIES, "frontend"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(run.stdout) <= 4
