@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar
 
 import outcome
 import trio
@@ -14,7 +14,6 @@ import trio
 from ...nurseries import open_nursery
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 _Job = tuple[Callable[[], object], trio.lowlevel.Task]
 
 
@@ -30,7 +29,7 @@ class StepThread:
         self._jobs: Final = SimpleQueue[_Job | None]()
         self._token: Final = trio.lowlevel.current_trio_token()
 
-    async def run(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call it there, after what was asked before; waits for its end even if cancelled.
 
         A step writes KV blocks, and whoever got them next would read what it writes.

@@ -197,8 +197,12 @@ class KeepsPrefixes(Protocol):
         ...
 
 
-Hop = Callable[
-    [Callable[[Sequence[StepItem]], list[int | None]], Sequence[StepItem]],
-    Awaitable[list[int | None]],
-]
-"""`await hop(step, items)` runs one step to its end: in a thread, or as a costed sleep."""
+class Hop(Protocol):
+    """`await hop(step, items)` runs one step to its end: in a thread, or as a costed sleep."""
+
+    def __call__(
+        self,
+        step: Callable[[Sequence[StepItem]], list[int | None]],
+        items: Sequence[StepItem],
+        /,
+    ) -> Awaitable[list[int | None]]: ...

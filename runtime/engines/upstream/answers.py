@@ -96,11 +96,11 @@ class StreamedAnswer:
 
     _splitter: EventSplitter = attrs.field(converter=EventSplitter)
     _renaming: Renaming | None = None
-    _choices: int = attrs.field(default=0, kw_only=True)
+    _choices: int = attrs.field(default=0, kw_only=True, alias="choices")
     """How many there will be; 0 if that is not known."""
-    _opening: bytes = attrs.field(default=b"", kw_only=True)
+    _opening: bytes = attrs.field(default=b"", kw_only=True, alias="opening")
     """What the client has of the beginning: what opens an answer again is left out."""
-    _delivered: int = attrs.field(default=0, kw_only=True)
+    _delivered: int = attrs.field(default=0, kw_only=True, alias="delivered")
     """The tokens behind it, which are prompt here."""
     _has_brought: bool = False
     _open: set[int] = attrs.field(factory=set)

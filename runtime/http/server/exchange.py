@@ -33,11 +33,8 @@ class Head(Protocol):
     length: int
     """The body's, as announced; 0 if it was not."""
     expects_continue: bool
-
-    @property
-    def version(self) -> str:
-        """Such as `1.1`."""
-        ...
+    version: str
+    """Such as `1.1`."""
 
 
 class Exchange(abc.ABC):

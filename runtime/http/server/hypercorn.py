@@ -49,14 +49,16 @@ class HypercornDriver:
         self._config.keep_alive_timeout = config.keep_alive_s
         self._config.keep_alive_max_requests = REQUESTS_MAX
         self._config.include_server_header = False
-        self._context = WorkerContext(None)
+        self._context: Any = WorkerContext(None)
         # hypercorn's own event is set by a coroutine, which does nothing else.
         self._context.terminated = trio.Event()
 
     def open(self, stream: trio.SocketStream) -> Connection:
         """See `Driver`."""
+        # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
         framework: Any = self._answer
-        server = _Server(ASGIWrapper(framework), self._config, self._context, {}, stream)
+        plain: Any = stream
+        server = _Server(ASGIWrapper(framework), self._config, self._context, {}, plain)
         return _Connection(stream.socket, server, self._context.terminated.set)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,12 +76,10 @@ class HypercornDriver:
 class _Connection:
     """See `Connection`. What it does is not known, so it gives its place to nobody."""
 
-    phase: Final = Phase.ANSWERING
-
     def __init__(
         self, socket: trio.socket.SocketType, server: TCPServer, terminate: Callable[[], None]
     ) -> None:
-        self.socket = socket
+        self.socket, self.phase = socket, Phase.ANSWERING
         self._server, self._terminate = server, terminate
 
     async def serve(self) -> None:

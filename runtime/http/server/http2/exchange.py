@@ -22,11 +22,19 @@ STREAM_BYTES: Final = 1 << 14
 class Http2Head:
     """What is kept of one."""
 
-    __slots__ = ("expects_continue", "headers", "host", "length", "method", "path", "query")
-    version: Final = "2"
+    __slots__ = (
+        "expects_continue",
+        "headers",
+        "host",
+        "length",
+        "method",
+        "path",
+        "query",
+        "version",
+    )
 
     def __init__(self, method: bytes, target: bytes, headers: Headers) -> None:
-        self.method, self.headers = method.upper(), headers
+        self.method, self.headers, self.version = method.upper(), headers, "2"
         self.path, _, self.query = target.partition(b"?")
         known = dict(headers)
         self.host = known.get(b"host")
