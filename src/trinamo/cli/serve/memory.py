@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
+
+import trio
+
+from trinamo.runtime.nurseries import open_nursery
 
 OBJECTS_MAX: Final = 20_000
 """So many new objects may be alive before cycles among them are looked for: some megabytes."""
 MAPPED_BYTES_MIN: Final = 256 << 10
+TRIM_INTERVAL_S: Final = 60.0
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 
 
@@ -36,3 +43,24 @@ def settle_memory(*, maps_bodies: bool) -> None:
         if maps_bodies:
             libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
         libc.malloc_trim(0)
+
+
+@asynccontextmanager
+async def memory_trimmed() -> AsyncIterator[None]:
+    """Inside, the holes of the heap go back to the kernel every `TRIM_INTERVAL_S`.
+
+    What is short and stays, between long buffers that go, keeps glibc from giving back any but the top: a
+    frontend grew by 3 % in ten minutes of 5 requests a second that keeps nothing. It takes 0.4 ms where
+    40 MB are in use, 9 ms where it is 800 MB.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    async def go_on() -> None:
+        while trim is not None:
+            await trio.sleep(TRIM_INTERVAL_S)
+            trim(0)
+
+    async with open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        yield
+        nursery.cancel_scope.cancel()

@@ -32,7 +32,7 @@ from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.neighbours import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
-from .memory import settle_memory
+from .memory import memory_trimmed, settle_memory
 from .output import LogLosses
 from .weights import held_weights, take_missing_weights
 
@@ -96,7 +96,7 @@ async def run_frontend(
     if name:
         name_process(process=name)
         _tell_name(metrics, name)
-    async with stopped_by_signals() as stop, lag_measured(metrics):
+    async with stopped_by_signals() as stop, lag_measured(metrics), memory_trimmed():
         await serve_frontend(
             config,
             env,
