@@ -49,6 +49,8 @@ class Borrowed:
 
     def __init__(self, engine: LlamaCppEngine) -> None:
         self._engine = engine
+        # Since Python 3.12 what a protocol names is not looked for by `__getattr__`.
+        self.prepare, self.find, self.begin = engine.prepare, engine.find, engine.begin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
