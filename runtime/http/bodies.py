@@ -6,8 +6,7 @@ sends half of one holds what others need. What this file does not do: read (`exc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Final, Self
 
 import trio
@@ -48,14 +47,14 @@ class Body:
     A context manager; nothing of it is held after leaving.
     """
 
-    __slots__ = ("_bodies", "_counted", "_has_given_way", "_party", "_scope")
+    __slots__ = ("_bodies", "_counted", "_party", "_scope", "has_given_way")
 
     def __init__(self, bodies: Bodies, party: str = "") -> None:
         self._bodies, self._party = bodies, party
         self._counted = 0
         self._scope: trio.CancelScope | None = None
         """While it arrives."""
-        self._has_given_way = False
+        self.has_given_way = False
 
     def __enter__(self) -> Self:
         return self
@@ -63,39 +62,29 @@ class Body:
     def __exit__(self, *_: object) -> None:
         self.hold(0)
 
-    @contextmanager
-    def arriving(self, timeout_s: float) -> Iterator[None]:
+    def arriving(self, timeout_s: float) -> Arrival:
         """Inside, what has not come is waited for.
 
         Raises `BodyTimeoutError`, or `OverloadedError` if it had to give way to others.
         """
-        bodies = self._bodies
-        with trio.move_on_after(timeout_s) as scope:
-            self._scope = scope
-            bodies.bytes_arriving += self._counted
-            bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + self._counted)
-            try:
-                yield
-            finally:
-                self._arrived()
-        if scope.cancelled_caught and self._has_given_way:
-            raise OverloadedError(
-                "too many bodies are on their way, of which this was the oldest of whoever sends most",
-                bound="bodies_max",
-                value=bodies.arriving.amount_max // SMALL_BODY_BYTES,
-            )
-        if scope.cancelled_caught:
-            raise BodyTimeoutError(f"the body was not complete within {timeout_s:g} s")
+        return Arrival(self, timeout_s)
+
+    def begin(self, scope: trio.CancelScope) -> None:
+        """It arrives inside `scope` from here on, which `give_way` ends."""
+        self._scope = scope
+        self._bodies.bytes_arriving += self._counted
+        self._bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + self._counted)
 
     def give_way(self) -> None:
         """See `Holder`."""
-        scope, self._has_given_way = self._scope, True
-        self._arrived()
+        scope, self.has_given_way = self._scope, True
+        self.end()
         self.hold(0)
         if scope is not None:
             scope.cancel()
 
-    def _arrived(self) -> None:
+    def end(self) -> None:
+        """Nothing of it arrives any more."""
         if self._scope is not None:
             self._scope = None
             self._bodies.bytes_arriving -= self._counted
@@ -135,6 +124,48 @@ class Body:
         if self._scope is not None:
             bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + counted)
 
+    @property
+    def arriving_max(self) -> int:
+        """How many bodies may be on their way."""
+        return self._bodies.arriving.amount_max // SMALL_BODY_BYTES
+
     @staticmethod
     def _count(size: int) -> int:
         return max(0, size - SMALL_BODY_BYTES)
+
+
+class Arrival:
+    """The time in which `body` arrives: a context manager, see `Body.arriving`.
+
+    A class, and not a generator: from Python 3.12 on, the frame of a generator that ends what was
+    thrown into it, the frame of `contextlib` around it, and that exception hold each other, and
+    with them all that the reader had read, until the collector comes by.
+    """
+
+    __slots__ = ("_body", "_scope", "_timeout_s")
+
+    def __init__(self, body: Body, timeout_s: float) -> None:
+        self._body, self._timeout_s = body, timeout_s
+        self._scope = trio.CancelScope(relative_deadline=timeout_s)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+        self._body.begin(self._scope)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._body.end()
+        is_handled = self._scope.__exit__(kind, error, trace)
+        if not self._scope.cancelled_caught:
+            return is_handled
+        if self._body.has_given_way:
+            raise OverloadedError(
+                "too many bodies are on their way, of which this was the oldest of whoever sends most",
+                bound="bodies_max",
+                value=self._body.arriving_max,
+            )
+        raise BodyTimeoutError(f"the body was not complete within {self._timeout_s:g} s")

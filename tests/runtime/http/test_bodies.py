@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import types
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -154,6 +156,32 @@ async def test_half_bodies_keep_nobody_out_and_are_bounded(serve: Any) -> None:
         await stream.aclose()
     await running.wait_for(lambda: bodies.arriving.amount == 0)
     await running.wait_quiet()
+
+
+@on_every_server
+async def test_a_refused_body_goes_without_the_collector(serve: Any) -> None:
+    """Before, from Python 3.12 on: it stayed, uncounted, until the oldest generation was collected."""
+    running = await serve(bodies_bytes_max=1_000_000)
+    bodies = running.service.admission.bodies
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        first = await start(running, 1_000_000, 900_000)
+        await running.wait_for(lambda: bodies.bytes_held >= 800_000)
+        second = await start(running, 1_000_000, 900_000)
+        assert (await read_answer(first)).startswith(b"HTTP/1.1 503 ")
+        for stream in (first, second):
+            await stream.aclose()
+        await running.wait_for(lambda: bodies.bytes_held == bodies.arriving.amount == 0)
+        await running.wait_quiet()
+        gc.collect()
+        frames = [found for found in gc.garbage if isinstance(found, types.FrameType)]
+        assert [frame for frame in frames if frame.f_code.co_name == "read_body"] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 async def test_a_prompt_is_measured_against_its_model_s_card() -> None:
