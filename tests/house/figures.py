@@ -30,6 +30,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 TOKENS = 9
 """Of the answer beside which that of one token shows what each further one takes."""
 WARM_UP = 5
+OURS = f"{ROOT / 'src' / 'trinamo'}/"
+"""By this path the product is imported, whatever folder its links lead to."""
 
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[Any]:
@@ -104,10 +106,10 @@ class Walk(trio.abc.Instrument):
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(ROOT)):
-            name = PurePath(code.co_filename).relative_to(ROOT).as_posix()
-            if not name.startswith("tests/"):
-                self.calls.append((name, code.co_qualname))
+        # Libraries stand below the root, too, in the virtual environment.
+        if event == "call" and code.co_filename.startswith(OURS):
+            name = PurePath(code.co_filename).relative_to(ROOT / "src" / "trinamo").as_posix()
+            self.calls.append((name, code.co_qualname))
 
     @property
     def functions(self) -> set[tuple[str, str]]:
