@@ -9,12 +9,11 @@ from typing import Final
 
 _DOCS: Final = Path(__file__).parents[1]
 _GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "Read these three first": ("walkthrough", "write_a_worker", "operations"),
     "Use it": (
-        "write_a_worker",
         "write_a_client",
         "http_api",
         "upstreams",
-        "operations",
         "dashboard",
         "tracing",
         "queues",
@@ -23,7 +22,6 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "errors",
     ),
     "How it works": (
-        "walkthrough",
         "architecture",
         "kv_routing",
         "events",

@@ -15,17 +15,19 @@ class Policy(enum.StrEnum):
     """How to choose among equals."""
 
     ROUND_ROBIN = "round_robin"
+    """Each in its turn."""
     RANDOM = "random"
+    """Any, drawn for each request."""
     DIRECT = "direct"
-    """The caller names the instance; inhibition is ignored."""
+    """The one that the request names (over HTTP in `X-Trinamo-Worker`), even if it failed just now."""
     LEAST_LOADED = "least_loaded"
     """The fewest requests under way; the first of the least loaded after the last pick."""
     POWER_OF_TWO = "power_of_two"
     """Of two that are drawn, the one with fewer requests under way: routers that know little of each
     other do not all run to the same one."""
     KV = "kv"
-    """By the blocks that each holds of a prompt and by predicted load, which `caller/kv/` weighs; as
-    `LEAST_LOADED` for requests of which no prompt is known."""
+    """By the blocks that each holds of a prompt and by predicted load, which `runtime/caller/kv/` weighs; as
+    `least_loaded` for requests of which no prompt is known."""
 
 
 TOLD_LOAD: Final = frozenset({Policy.LEAST_LOADED, Policy.POWER_OF_TWO, Policy.KV})
