@@ -116,10 +116,11 @@ class Walk(trio.abc.Instrument):
         return set(self.calls)
 
 
-def ask(port: int, tokens: int) -> None:
+def ask(port: int, tokens: int, is_streamed: bool = False) -> None:
     """One chat over a connection of its own, without a library whose functions would count."""
     messages = [{"role": "user", "content": "one two three"}]
-    body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": tokens}).encode()
+    wanted = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": is_streamed}
+    body = json.dumps(wanted).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -132,12 +133,12 @@ def ask(port: int, tokens: int) -> None:
     assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
-async def walked(port: int, tokens: int) -> Walk:
+async def walked(port: int, tokens: int, is_streamed: bool = False) -> Walk:
     walk = Walk()
     trio.lowlevel.add_instrument(walk)
     walk.begin()
     try:
-        await trio.to_thread.run_sync(ask, port, tokens)
+        await trio.to_thread.run_sync(ask, port, tokens, is_streamed)
         await trio.sleep(0.05)
     finally:
         walk.end()
