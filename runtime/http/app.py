@@ -18,6 +18,8 @@ from ..errors import RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
+from ..view.overview import FrontendView
+from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission
 from .admission.cors import AllowsOrigins
 from .asgi import ExchangeApp
@@ -28,9 +30,7 @@ from .reading import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from .routes.access import OUTCOME, TellsRequests
 from .routes.guard import NeedsKey
 from .routes.openapi import openapi_document
-from .routes.scraping import ScrapeTargets
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
-from .survey.overview import FrontendView
 
 _encode = msgspec.json.Encoder().encode
 

@@ -26,6 +26,8 @@ from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
+from ..view.overview import FrontendView, Overview, for_clients
+from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission
 from .admission.cors import Cors
 from .admission.keys import ApiKeys
@@ -34,10 +36,8 @@ from .app import build_app, build_handlers, exchange_routes, status_of
 from .bodies import Bodies
 from .exchanges import Handler
 from .models.models import ModelManager
-from .routes.scraping import ScrapeTargets
 from .server.server import Server
 from .server.tls.certificates import Certificates
-from .survey.overview import FrontendView, Overview, for_clients
 
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""

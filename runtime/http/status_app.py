@@ -22,6 +22,9 @@ from ..errors import UnavailableError
 from ..metrics.metrics import Metrics
 from ..traces.requests import view_requests
 from ..traces.ring import Traces
+from ..view.overview import FrontendView
+from ..view.requests import ask_places
+from ..view.scraping import ScrapeTargets
 from .admission.keys import ApiKeys
 from .app import (
     build_starlette,
@@ -32,10 +35,7 @@ from .app import (
     status_route,
     trace_route,
 )
-from .dashboard.legs import ask_places
-from .routes.scraping import ScrapeTargets
 from .status import ForbiddenError, PathNotFoundError
-from .survey.overview import FrontendView
 
 
 @attrs.frozen

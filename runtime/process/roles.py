@@ -21,16 +21,16 @@ from ..config.config import Config
 from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..env import Env
-from ..http.dashboard.gathering import Place
-from ..http.routes.scraping import ScrapeTargets
 from ..http.service import HttpService, check_files
-from ..http.survey.overview import Overview, overview
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes.transports import Transports
+from ..view.facts import FrontendFacts, frontend_facts
+from ..view.looks import Place
+from ..view.overview import Overview, overview
+from ..view.scraping import ScrapeTargets
 from ..worker.reports import keeps_blocks
-from .facts import frontend_facts
 from .frontend.dashboard import dashboard_url, open_dashboard
 from .frontend.models import follow_models
 from .frontend.publishing import publish_frontend
@@ -173,7 +173,10 @@ async def serve_frontend(
                     service.model_manager().knows_all = upstreams.knows_all
                     await watching.start(upstreams.run)
                 await follow_models(watching, runtime, clients, service.model_manager())
-                facts = partial(frontend_facts, runtime, service, metrics, clients)
+
+                def facts() -> FrontendFacts:
+                    return frontend_facts(service.full_view(), metrics, runtime.queues.tallies)
+
                 dashboard = open_dashboard(watching, runtime, service, facts, place or Place())
                 status_url = await open_frontend_status(
                     watching, runtime, facts, service, dashboard

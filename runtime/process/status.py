@@ -14,13 +14,12 @@ from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
 from ..errors import ConfigError
 from ..http.admission.keys import ApiKeys
-from ..http.dashboard.dashboard import Dashboard
-from ..http.dashboard.facts import FrontendFacts
 from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app, operator_routes, tasks_routes
-from ..http.survey.overview import describe_planes
-from .facts import worker_facts
+from ..view.dashboard import Dashboard
+from ..view.facts import FrontendFacts, worker_facts
+from ..view.overview import describe_planes
 from .runtime import Runtime
 from .tasks import TaskTree
 
@@ -58,7 +57,13 @@ async def open_worker_status(
                 "active": worker.active_count,
                 "lease_id": f"{state.lease_id:x}",
                 "incarnation": state.incarnation,
-                **worker_facts(runtime, engines),
+                **worker_facts(
+                    engines,
+                    runtime.queues.tallies,
+                    None if runtime.transfers is None else runtime.transfers.statistics(),
+                ),
+                **describe_planes(runtime),
+                "settings": runtime.live.values(),
                 **{name: part.describe() for name, part in parts.items() if part is not None},
             },
         )

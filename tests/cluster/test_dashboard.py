@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, chat, open_cluster
-from tests.runtime.http.dashboard import pages
+from tests.runtime.view import pages
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,7 +18,7 @@ from tests.sources import ROOT, all_sources, front_door, listed
 
 # By whom: the names.
 KNOWN = {
-    "the scripts of the dashboard read it: runtime/http/dashboard/files":
+    "the scripts of the dashboard read it: runtime/view/files":
         "engine_facts prompt_tokens_per_s failures_per_s etcd_text",
     "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":

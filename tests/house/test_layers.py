@@ -50,6 +50,7 @@ FOR_TRANSPORTS = tuple(
 LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
     Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "httptools", "hypercorn", "h11", "h2", "prometheus_client")),
+    Layer("runtime.view*", ("runtime*",), (*EVERYWHERE, "starlette")),
     Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
     Layer("runtime.engines.upstream*", ("runtime*",), (*EVERYWHERE, "httptools")),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2", "llguidance")),
@@ -105,13 +106,13 @@ def test_every_module_imports_only_what_its_layer_allows() -> None:
 
 
 def test_the_core_of_the_runtime_does_not_know_http() -> None:
-    """Only `runtime.http` and the process may import it: the edge depends on the core."""
+    """Only `runtime.http`, the view and the process may import them: the edge depends on the core."""
     wrong = [
         f"{source.name}:{each.line}"
         for source in sources("runtime")
-        if not source.module.startswith(("runtime.http", "runtime.process"))
+        if not source.module.startswith(("runtime.http", "runtime.view", "runtime.process"))
         for each in imports(source)
-        if each.target.startswith("trinamo.runtime.http")
+        if each.target.startswith(("trinamo.runtime.http", "trinamo.runtime.view"))
     ]
 
     assert not wrong, listed(wrong)

@@ -22,8 +22,8 @@ from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.survey import survey_cluster
 from trinamo.runtime.config.config import load_config
-from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
+from trinamo.runtime.view.survey import Survey
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [

@@ -57,7 +57,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> 
     assert {name for name in inside if name.endswith(".py")} == files_in_the_tree()
     patterns = (
         "transports/*/*.pyi",
-        "runtime/http/dashboard/files/*",
+        "runtime/view/files/*",
         "sim/catalogue/*.toml",
         "sim/report/*.html",
         "sim/report/*.css",

@@ -27,7 +27,7 @@ from ...metrics.frontend import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
-from ..survey.overview import MODELS_MAX, ModelView
+from ...view.overview import MODELS_MAX, ModelView
 
 Engine: TypeAlias = ForwardsDeltas | Generates
 """What answers for one model: in production a routed client, in a test anything that yields.

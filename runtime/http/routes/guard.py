@@ -8,9 +8,9 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import RequestError
+from ...view.overview import PREFIX
 from ..admission.keys import ApiKeys
 from ..asgi import send_error
-from ..dashboard.dashboard import PREFIX
 from ..status import answer_error
 from .access import OUTCOME
 

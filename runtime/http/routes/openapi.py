@@ -26,9 +26,9 @@ from ...protocol.openai.answers import (
 )
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...traces.ring import ProcessView
-from ..survey.overview import FrontendView
+from ...view.overview import FrontendView
+from ...view.scraping import TargetGroup
 from .guard import OPEN
-from .scraping import TargetGroup
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"

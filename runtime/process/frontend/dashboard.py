@@ -17,14 +17,13 @@ from ...config.http import HttpConfig
 from ...config.keys import is_loopback
 from ...engines import GenerationEngine
 from ...env import Env
-from ...http.dashboard.dashboard import PREFIX, Dashboard
-from ...http.dashboard.engines import EnginesLook
-from ...http.dashboard.facts import FrontendFacts
-from ...http.dashboard.gathering import Gatherer, Place
 from ...http.service import HttpService
 from ...metrics.frontend import FrontendMetrics
 from ...traces.ring import Traces
-from ..facts import engines_facts
+from ...view.dashboard import Dashboard
+from ...view.facts import FrontendFacts, frontend_facts
+from ...view.looks import Gatherer, Place, look_at_engines
+from ...view.overview import PREFIX
 from ..runtime import Runtime
 
 
@@ -42,7 +41,7 @@ def open_dashboard(
     dashboard = Dashboard(
         runtime.config,
         runtime.env.clock,
-        looks=Gatherer(runtime.config, runtime.control, service.full_view, place),
+        look=Gatherer(runtime.config, runtime.control, service.full_view, place).look,
         view=service.view,
         facts=facts,
         traces=runtime.traces,
@@ -69,9 +68,9 @@ def open_own_dashboard(
     dashboard = Dashboard(
         config,
         env.clock,
-        looks=EnginesLook(service.view, engines),
+        look=partial(look_at_engines, service.view, engines),
         view=service.view,
-        facts=partial(engines_facts, service, metrics, engines),
+        facts=lambda: frontend_facts(service.view(), metrics, engines=engines),
         traces=traces,
         place=Place(name="this process"),
     )

@@ -19,13 +19,13 @@ from ...config.router import RouterConfig
 from ...config.worker import endpoint_of_model
 from ...engines.upstream.upstream import Upstream, open_upstream
 from ...events.load import LoadReport
-from ...http.survey.overview import AWAY, InstanceView, Overview, overview
 from ...nurseries import open_nursery
 from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ...protocol.discovery.model_cards import encode_card, model_key
 from ...protocol.discovery.routing import Policy
 from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import ModelCard
+from ...view.overview import AWAY, InstanceView, Overview, overview
 from ..runtime import Runtime
 
 _log = logging.getLogger("trinamo.upstream")

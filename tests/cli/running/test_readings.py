@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trinamo.cli.running.readings import read_usage, sum_samples
-from trinamo.runtime.http.survey.rates import Rates
+from trinamo.runtime.view.facts import Rates
 
 
 def test_samples_are_summed_over_their_labels() -> None:

@@ -17,13 +17,11 @@ from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.status.text import survey_tables
 from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.http import HttpConfig
-from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.listing import look_at_models
-from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.view.listing import InstanceLook, look_at_models
+from trinamo.runtime.view.survey import FrontendLook, Survey
 
 SHA = "ab" * 32
 HELD = {"model": "m", "sha256": SHA, "byte_count": 98_000_000}

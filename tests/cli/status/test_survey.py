@@ -20,18 +20,19 @@ from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.http.survey.frontends import FrontendLook, ask_frontends
-from trinamo.runtime.http.survey.instances import Asking, InstanceLook
-from trinamo.runtime.http.survey.listing import ModelLook
-from trinamo.runtime.http.survey.overview import FrontendView, InstanceView, Overview
-from trinamo.runtime.http.survey.survey import (
+from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.runtime.view.listing import InstanceLook, ModelLook
+from trinamo.runtime.view.overview import FrontendView, InstanceView, Overview
+from trinamo.runtime.view.survey import (
     TOLD_MAX,
+    Asking,
+    FrontendLook,
     Survey,
+    ask_frontends,
     ask_instances,
     ask_processes,
     tell_frontends,
 )
-from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.transports.assembly.run_file import ProcessEntry
 from trinamo.transports.servers.binaries import free_port
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from trinamo.cli.status.text import survey_json, survey_tables
-from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.survey import Survey
+from trinamo.runtime.view.listing import InstanceLook
+from trinamo.runtime.view.survey import Survey
 
 
 def surveyed(health: dict[str, Any] | None) -> Survey:

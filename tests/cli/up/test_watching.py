@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from trinamo.cli.up.watching import _row
-from trinamo.runtime.http.survey.rates import Rates
+from trinamo.runtime.view.facts import Rates
 
 WORKER = {
     "trinamo_worker_requests_in_flight": 3.0,

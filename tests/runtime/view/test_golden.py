@@ -20,23 +20,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tests.runtime.http.dashboard import pages
 from tests.runtime.one_process import OneProcess, config
 from tests.runtime.small_cluster import MODEL, SmallCluster, open_small_cluster
+from tests.runtime.view import pages
 from trinamo.cli.doctor.discovery import cluster_findings, reach_findings
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals, QueueFacts
-from trinamo.runtime.http.dashboard.gathering import Gatherer, Look, Place
-from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
-from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.runtime.http.survey.instances import Asking, InstanceLook
-from trinamo.runtime.http.survey.listing import ModelLook, read_listing
-from trinamo.runtime.http.survey.overview import FrontendView, InstanceView, ModelView, Overview
-from trinamo.runtime.http.survey.survey import Neighbours, Survey, survey_around
 from trinamo.runtime.planes import ControlStatistics, EventStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.traces.requests import RequestsView, RequestView
+from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals, QueueFacts
+from trinamo.runtime.view.listing import InstanceLook, ModelLook, read_listing
+from trinamo.runtime.view.looks import Gatherer, Place
+from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView, Overview
+from trinamo.runtime.view.snapshot import Snapshots
+from trinamo.runtime.view.survey import Asking, FrontendLook, Neighbours, Survey, survey_around
 from trinamo.transports.memory.control import MemoryControlPlane
 
 FOLDER: Final = Path(__file__).with_name("golden")
@@ -214,17 +212,11 @@ def view(*states: str, has_etcd: bool = True, has_nats: bool = True) -> Frontend
 
 def snapshot(survey: Survey, known: Overview | None, facts: FrontendFacts | None = None) -> Any:
     """What the page is told of it."""
-    own = Own(
-        name="frontend",
-        pid=1,
-        url="http://f:1",
-        facts=facts or FrontendFacts(status="ready", in_flight=4),
-        requests=RequestsView(),
-    )
+    own = next(each for each in survey.frontends if each.is_own)
+    own.health = msgspec.to_builtins(facts or FrontendFacts(status="ready", in_flight=4))
+    own.requests = RequestsView()
     addresses = {"etcd": ["10.0.0.1:2379"], "NATS": ["nats://10.0.0.1:4222"]}
-    made = Snapshots().make(
-        Look(survey), own, known, addresses, [], interval_s=1.0, now_s=5.0, wall=1000.0
-    )
+    made = Snapshots().make(survey, known, addresses, [], interval_s=1.0, now_s=5.0, wall=1000.0)
     return msgspec.to_builtins(made)
 
 
@@ -261,8 +253,8 @@ async def test_an_outage_of_the_control_plane() -> None:
     ):
         control.is_away = is_away
         now.append(known)
-        survey = (await gatherer.look("http://f:1", "http://f:2")).survey
-        told[name] = {"page": snapshot(survey, known.cluster), "status": shown(survey)}
+        survey = await gatherer.look("http://f:1", "http://f:2")
+        told[name] = {"status": shown(survey), "page": snapshot(survey, known.cluster)}
     check("outage", told)
 
 
@@ -356,4 +348,4 @@ async def test_all_that_processes_may_say_of_themselves() -> None:
         FrontendLook("frontend-3", 3, "http://f:1", "http://f:4", problem="nobody answers"),
         FrontendLook("10.0.0.9:80", 0, "http://g:1", "", "ready", 1, wants_key=True),
     ]
-    check("facts", {"page": snapshot(survey, None, facts), "status": shown(survey)})
+    check("facts", {"status": shown(survey), "page": snapshot(survey, None, facts)})

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 import trinamo
-from tests.runtime.http.dashboard import pages
+from tests.runtime.view import pages
 from trinamo import (
     ConfigError,
     Context,

@@ -9,7 +9,7 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.http.survey.survey import Survey
+from trinamo.runtime.view.survey import Survey
 
 from ..running.locating import Target, somebody_listens
 from ..status.survey import survey_cluster

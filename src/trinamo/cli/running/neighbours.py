@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trinamo.runtime.config.config import Config
-from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.runtime.http.survey.survey import Neighbours
+from trinamo.runtime.view.survey import FrontendLook, Neighbours
 from trinamo.transports.assembly.run_file import RunFile, running
 
 from .frontends_file import find_frontends

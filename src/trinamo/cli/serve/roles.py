@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.dashboard.gathering import Place
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.logs.setup import set_log_level
 from trinamo.runtime.metrics.frontend import FrontendMetrics
@@ -28,6 +27,7 @@ from trinamo.runtime.process.roles import (
 )
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import stopped_by_signals
+from trinamo.runtime.view.looks import Place
 from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.neighbours import find_neighbours

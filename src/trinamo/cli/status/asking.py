@@ -9,11 +9,11 @@ import attrs
 import msgspec
 
 from trinamo.runtime.errors import TrinamoError, UnavailableError
-from trinamo.runtime.http.dashboard.legs import ask_legs
 from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 from trinamo.runtime.traces.ring import RecentView, TraceView
+from trinamo.runtime.view.requests import ask_legs
 from trinamo.transports.assembly.run_file import find_runs
 
 from ..running.locating import NOTHING_RUNS, Target, reachable

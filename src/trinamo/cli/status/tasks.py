@@ -47,8 +47,8 @@ def tasks(
     import trio
 
     from trinamo.runtime.errors import UnavailableError
-    from trinamo.runtime.http.dashboard.legs import ask_places
     from trinamo.runtime.process.tasks import TasksView
+    from trinamo.runtime.view.requests import ask_places
 
     from ..running.locating import locate, quiet_log
     from .asking import find_places

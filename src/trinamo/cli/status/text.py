@@ -13,10 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.logs.text import one_line
+from trinamo.runtime.view.listing import InstanceLook
+from trinamo.runtime.view.survey import FrontendLook, Survey
 
 from .weights import weights_rows
 

@@ -13,8 +13,8 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http.survey.http_client import fetch
-from trinamo.runtime.http.survey.rates import Rates
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.view.facts import Rates
 from trinamo.transports.assembly.run_file import is_worker_name
 
 from ..children.shared_port import status_url_of

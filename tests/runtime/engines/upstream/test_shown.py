@@ -19,7 +19,7 @@ from tests.runtime.engines.upstream.fake import (
     open_hop,
     whole,
 )
-from tests.runtime.http.dashboard import pages
+from tests.runtime.view import pages
 
 KEY = "sk-5ecret-of-an-upstream"
 pytestmark = [

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from ...caller.router import Router
-from ...planes import (
+from ..caller.router import Router
+from ..planes import (
     ControlPlane,
     ControlStatistics,
     CountsControl,
@@ -25,6 +25,8 @@ from ...planes import (
     EventStatistics,
 )
 
+PREFIX: Final = "/dashboard"
+"""Where the page is."""
 AWAY: Final = "away"
 """The state of an upstream that fails its looks: it is given nothing new, and shown all the same."""
 INSTANCES_MAX: Final = 1024

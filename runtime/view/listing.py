@@ -4,20 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
-from ...errors import RemoteProtocolError, TrinamoError
-from ...planes import ControlPlane, Entry
-from ...protocol.discovery.frontends import FRONTEND_PREFIX, FrontendEntry, decode_frontend
-from ...protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
-from ...protocol.discovery.model_cards import MODEL_PREFIX, ModelTable, decode_card
-from ...protocol.openai.generate import ModelCard
-from .instances import InstanceLook, instance_look
+from ..errors import RemoteProtocolError, TrinamoError
+from ..planes import ControlPlane, Entry
+from ..protocol.discovery.frontends import FRONTEND_PREFIX, FrontendEntry, decode_frontend
+from ..protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
+from ..protocol.discovery.model_cards import MODEL_PREFIX, ModelTable, decode_card
+from ..protocol.openai.generate import ModelCard
 
 TOLD_MAX: Final = 16
 """What the cards of one model say, where they differ."""
+
+
+@attrs.define
+class InstanceLook:
+    """One instance; `health` is what its status port says, `problem` why it says nothing."""
+
+    endpoint: str
+    id: str
+    lease_id: str
+    incarnation: int
+    is_draining: bool
+    transports: dict[str, str]
+    metadata: dict[str, str]
+    health: dict[str, Any] | None = None
+    problem: str = ""
+    seen: str = ""
+    """How the frontend sees it, if it is asked instead of etcd, or instead of the instance itself."""
+    in_flight: int | None = None
+    """The frontend's requests under way to it, if it is asked."""
+    active: int | None = None
+    """Requests that it has, whoever sent them, as the frontend was told; None if it was not."""
+    kv_used: float | None = None
+    """The fraction of its KV cache in use, likewise."""
+    name: str = ""
+    """What people call it, as far as anybody has said."""
+    unreached: list[str] = attrs.field(factory=list)
+    """Who does not reach it where requests go, and why; in words."""
 
 
 @attrs.define
@@ -63,11 +89,23 @@ async def read_listing(control: ControlPlane) -> Listing:
     listing = Listing(await control.check_health())
     for entry in (await control.range(INSTANCE_PREFIX)).entries:
         try:
-            look = instance_look(decode_instance(entry.key, entry.value), entry)
+            each = decode_instance(entry.key, entry.value)
         except TrinamoError as error:
             listing.refused.append(error.message)
-        else:
-            listing.instances += [look] if look.is_engine else []
+            continue
+        if each.metadata.get("for", "generate") in ("generate", "prefill"):
+            listing.instances.append(
+                InstanceLook(
+                    endpoint=each.endpoint,
+                    id=each.id,
+                    lease_id=f"{entry.lease_id:x}",
+                    incarnation=each.incarnation,
+                    is_draining=each.draining,
+                    transports=dict(each.transports),
+                    metadata=dict(each.metadata),
+                    name=each.transports.get("http", "") if "upstream" in each.metadata else "",
+                )
+            )
     for entry in (await control.range(FRONTEND_PREFIX)).entries:
         try:
             listing.frontends.append(decode_frontend(entry.key, entry.value))

@@ -9,13 +9,10 @@ import msgspec
 import pytest
 import trio
 
-from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.gathering import Look
-from trinamo.runtime.http.dashboard.legs import ask_legs
-from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
-from trinamo.runtime.http.survey.instances import Asking, InstanceLook
-from trinamo.runtime.http.survey.survey import Survey, ask_instances
-from trinamo.runtime.traces.requests import RequestsView
+from trinamo.runtime.view.listing import InstanceLook
+from trinamo.runtime.view.requests import ask_legs
+from trinamo.runtime.view.snapshot import Snapshots
+from trinamo.runtime.view.survey import Asking, Survey, ask_instances
 
 DEEP = b"[" * 100_000
 BODIES = {
@@ -55,21 +52,18 @@ def instance(number: int, url: str) -> InstanceLook:
     return InstanceLook("a/b/c", f"{number:016x}", "1f", 1, False, {}, told)
 
 
-def look(*instances: InstanceLook) -> Look:
-    survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
-    return Look(survey)
+def look(*instances: InstanceLook) -> Survey:
+    return Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -> None:
     async with answering(body) as (url, _):
         found = look(instance(1, url))
-        await ask_instances(found.survey, asking=Asking(timeout_s=10))
+        await ask_instances(found, asking=Asking(timeout_s=10))
         legs, away = await ask_legs("id", {url: "nonsense"})
 
-    facts = FrontendFacts(status="ready", totals=FrontendTotals())
-    own = Own(name="frontend", pid=1, url="u", facts=facts, requests=RequestsView())
-    made = Snapshots().make(found, own, None, {}, [], interval_s=1.0, now_s=1.0, wall=1.0)
+    made = Snapshots().make(found, None, {}, [], interval_s=1.0, now_s=1.0, wall=1.0)
     [row] = msgspec.json.decode(msgspec.json.encode(made))["instances"]
     assert row["active"] is None
     assert legs == []
@@ -79,7 +73,7 @@ async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -
 async def test_no_more_instances_are_asked_than_are_shown() -> None:
     """A page that looks every second would keep a frontend of a large cluster busy otherwise."""
     async with answering(b'{"status": "ready"}') as (url, asked):
-        survey = look(*(instance(number, f"{url}/{number}") for number in range(5))).survey
+        survey = look(*(instance(number, f"{url}/{number}") for number in range(5)))
         await ask_instances(survey, asking=Asking(timeout_s=10, asked_max=2))
 
     assert len(asked) == 2

@@ -8,21 +8,19 @@ import httpx
 import pytest
 import trio
 
-from tests.runtime.http.dashboard import pages
 from tests.runtime.one_process import OneProcess, config
 from tests.runtime.small_cluster import open_small_cluster
+from tests.runtime.view import pages
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.dashboard.gathering import Gatherer, Place
-from trinamo.runtime.http.dashboard.legs import ask_legs
-from trinamo.runtime.http.survey.frontends import FrontendLook, add_listed
-from trinamo.runtime.http.survey.instances import Asking
-from trinamo.runtime.http.survey.listing import read_listing
-from trinamo.runtime.http.survey.overview import FrontendView, InstanceView, ModelView, Overview
-from trinamo.runtime.http.survey.survey import Survey, ask_instances
 from trinamo.runtime.planes import ControlStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.frontends import FrontendEntry
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.runtime.view.listing import read_listing
+from trinamo.runtime.view.looks import Gatherer, Place
+from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView, Overview
+from trinamo.runtime.view.requests import ask_legs
+from trinamo.runtime.view.survey import Asking, FrontendLook, Survey, add_listed, ask_instances
 from trinamo.transports.memory.control import MemoryControlPlane
 
 GENERATE = "a/b/generate"
@@ -92,10 +90,10 @@ async def test_in_an_outage_the_router_s_view_comes_before_the_last_listing() ->
     await control.register(GENERATE, 1, model="m")
     await control.register("a/b/prefill", 2, model="m", role="prefill")
     gatherer = Gatherer(config(), control, lambda: now[-1], Place("frontend", 1))
-    before = (await gatherer.look("http://f:1", "")).survey
+    before = await gatherer.look("http://f:1", "")
     control.is_away = True
     now.append(view(seen(7), has_etcd=False))
-    survey = (await gatherer.look("http://f:1", "")).survey
+    survey = await gatherer.look("http://f:1", "")
 
     assert [each.id for each in before.instances] == ["1", "2"]
     assert [(each.id, each.transports["tcp"]) for each in survey.instances] == [

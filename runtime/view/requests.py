@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from ...errors import RemoteProtocolError, TrinamoError
-from ...nurseries import open_nursery
-from ...protocol.undecodable import UNDECODABLE
-from ...traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
-from ..status import UnauthorizedError
-from ..survey.http_client import fetch
+from ..errors import RemoteProtocolError, TrinamoError
+from ..http.status import UnauthorizedError
+from ..http.survey.http_client import fetch
+from ..nurseries import open_nursery
+from ..protocol.undecodable import UNDECODABLE
+from ..traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
 
 ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 32

@@ -9,11 +9,10 @@ import pytest
 import trio
 
 from tests.certificates import Authority
-from tests.runtime.http.dashboard import pages
 from tests.runtime.http.running import on_every_server
-from trinamo.runtime.http.dashboard import tabs as module
-from trinamo.runtime.http.dashboard.files import POLICY
-from trinamo.runtime.http.dashboard.tabs import Tabs
+from tests.runtime.view import pages
+from trinamo.runtime.view import pages as module
+from trinamo.runtime.view.pages import POLICY, Tabs
 
 pytestmark = [
     # httpx leaves generators of its own to the garbage collector when a stream is left.

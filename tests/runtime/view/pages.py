@@ -14,10 +14,9 @@ import trio
 
 from tests.sim.report.browser import Browser
 from trinamo.runtime.http import HttpService
-from trinamo.runtime.http.dashboard.dashboard import PREFIX
-from trinamo.runtime.http.dashboard.files import file_routes
-from trinamo.runtime.http.dashboard.rows import Snapshot
-from trinamo.runtime.http.dashboard.tabs import Tabs
+from trinamo.runtime.view.overview import PREFIX
+from trinamo.runtime.view.pages import Tabs, file_routes
+from trinamo.runtime.view.snapshot import Snapshot
 
 
 @asynccontextmanager

@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.runtime.http.dashboard import pages
 from tests.runtime.small_cluster import MODEL, open_small_cluster
+from tests.runtime.view import pages
 from trinamo.runtime.config.http import HttpConfig
-from trinamo.runtime.http.dashboard import dashboard as module
-from trinamo.runtime.http.dashboard.gathering import Gatherer, Look
 from trinamo.runtime.process.frontend.dashboard import dashboard_url
+from trinamo.runtime.view import dashboard as module
+from trinamo.runtime.view.looks import Gatherer
+from trinamo.runtime.view.survey import Survey
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,7 +134,7 @@ async def test_nobody_is_asked_while_no_page_is_open(monkeypatch: pytest.MonkeyP
     looks, idle = [], []
     look, observe = Gatherer.look, module.Dashboard._observe_own
 
-    async def looking(self: Gatherer, *where: str) -> Look:
+    async def looking(self: Gatherer, *where: str) -> Survey:
         looks.append(1)
         return await look(self, *where)
 
@@ -161,7 +162,7 @@ async def test_a_look_that_fails_ends_neither_the_frontend_nor_the_page(
     look = Gatherer.look
     failures = iter([True])
 
-    async def failing(self: Gatherer, *where: str) -> Look:
+    async def failing(self: Gatherer, *where: str) -> Survey:
         if next(failures, False):
             raise ZeroDivisionError("a mistake")
         return await look(self, *where)

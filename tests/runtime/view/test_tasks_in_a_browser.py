@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.http.dashboard.pages import Shown
 from tests.runtime.small_cluster import open_small_cluster
+from tests.runtime.view.pages import Shown
 from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
-from trinamo.runtime.http.dashboard.tabs import Tabs
+from trinamo.runtime.view.pages import Tabs
 
 pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
 

@@ -11,8 +11,11 @@ import trio
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.http.survey import overview as module
-from trinamo.runtime.http.survey.overview import (
+from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
+from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.view import overview as module
+from trinamo.runtime.view.overview import (
     FrontendView,
     InstanceView,
     Overview,
@@ -20,9 +23,6 @@ from trinamo.runtime.http.survey.overview import (
     for_clients,
     overview,
 )
-from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
-from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.transports.memory.control import MemoryControlPlane
 
 WAIT = EndpointName("test", "backend", "wait")

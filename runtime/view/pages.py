@@ -1,20 +1,46 @@
-"""The pages that are open: each gets every snapshot as a server-sent event, unless it is behind.
+"""The page: its files, served as they are, and those who have it open, who are told each snapshot.
 
-A page that does not take what it is sent misses snapshots, which costs it nothing, since each one
-tells everything; one that has missed too many is let go, and asks again by itself.
+A page may run our own scripts alone and talk to us alone (`POLICY`): what a model or a worker calls
+itself can be no code, whatever a mistake in the page makes of it. One that does not take what it is sent
+misses snapshots, which costs it nothing, since each one tells everything; one that has missed too many is
+let go, and asks again by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import trio
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
-from ...errors import OverloadedError
-from ..exchanges import Headers, HttpExchange, respond_error
-from ..status import answer_error
-from .files import HEADERS
+from ..errors import OverloadedError
+from ..http.exchanges import Headers, HttpExchange, respond_error
+from ..http.status import PathNotFoundError, answer_error
 
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    # A frontend of another version may answer tomorrow.
+    "cache-control": "no-cache",
+}
+_FOLDER: Final = Path(__file__).with_name("files")
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 TABS_MAX: Final = 64
 MISSED_MAX: Final = 15
 RETRY: Final = b"retry: 1000\n\n"
@@ -29,6 +55,31 @@ _STREAM_HEADERS: Final[Headers] = [
     # nginx keeps a stream back otherwise.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def file_routes(prefix: str) -> list[Route]:
+    """`prefix` for the page, `prefix/NAME` for what it loads; blocks on the disk, so call it early."""
+    routes = [Route("/", partial(_to_page, prefix))]
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in _TYPES:
+            is_page = path.name == "index.html"
+            where = prefix if is_page else f"{prefix}/{path.name}"
+            routes.append(Route(where, _answer(path.read_bytes(), _TYPES[path.suffix])))
+    return routes
+
+
+def _answer(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        return Response(data, media_type=media_type, headers=HEADERS)
+
+    return answer
+
+
+async def _to_page(prefix: str, request: Request) -> Response:
+    """A browser that is given no path means the page; a program has mistaken the address."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise PathNotFoundError("there is nothing at /")
+    return RedirectResponse(prefix)
 
 
 class _Tab:

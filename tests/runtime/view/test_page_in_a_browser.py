@@ -10,22 +10,22 @@ import attrs
 import msgspec
 import pytest
 
-from tests.runtime.http.dashboard import pages
+from tests.runtime.view import pages
 from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
-from trinamo.runtime.http.dashboard.facts import EngineFacts, QueueFacts
-from trinamo.runtime.http.dashboard.rows import (
+from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.runtime.traces.requests import RequestView
+from trinamo.runtime.view.facts import EngineFacts, QueueFacts
+from trinamo.runtime.view.listing import ModelLook
+from trinamo.runtime.view.pages import Tabs
+from trinamo.runtime.view.snapshot import (
     BackendRow,
     FrontendRow,
     InstanceRow,
     QueueRow,
     Snapshot,
 )
-from trinamo.runtime.http.dashboard.tabs import Tabs
-from trinamo.runtime.http.dashboard.timeline import Event
-from trinamo.runtime.http.survey.listing import ModelLook
-from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.traces.requests import RequestView
+from trinamo.runtime.view.timeline import Event
 
 pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
 

@@ -19,11 +19,11 @@ import attrs
 import msgspec
 import trio
 
-from ...config.keys import is_everywhere
-from ...env import Clock
-from ...errors import TrinamoError, UnavailableError
-from ...planes import ControlPlane
-from ..survey.listing import Listing, read_listing
+from ..config.keys import is_everywhere
+from ..env import Clock
+from ..errors import TrinamoError, UnavailableError
+from ..planes import ControlPlane
+from .listing import Listing, read_listing
 
 READ_INTERVAL_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0

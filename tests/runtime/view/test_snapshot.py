@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from trinamo.runtime.http.dashboard.facts import FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.gathering import INSTANCES_MAX, Look
-from trinamo.runtime.http.dashboard.rows import Snapshot
-from trinamo.runtime.http.dashboard.snapshot import Own, Snapshots
-from trinamo.runtime.http.survey.frontends import FrontendLook
-from trinamo.runtime.http.survey.instances import InstanceLook
-from trinamo.runtime.http.survey.survey import Survey
 from trinamo.runtime.traces.requests import RequestsView, RequestView
+from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals
+from trinamo.runtime.view.listing import InstanceLook
+from trinamo.runtime.view.snapshot import INSTANCES_MAX, Snapshot, Snapshots
+from trinamo.runtime.view.survey import FrontendLook, Survey
 
 OWN = FrontendLook("frontend-1", 1, "u", "s1", is_own=True)
 
@@ -37,22 +35,17 @@ def health(**engine: int) -> dict[str, Any]:
     return {"status": "ready", "active": 2, "engines": {"m": engine}}
 
 
-def own(**totals: Any) -> Own:
+def look(*instances: InstanceLook, frontends: Sequence[FrontendLook] = (OWN,)) -> Survey:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
+    survey.frontends = list(frontends)
+    return survey
+
+
+def make(snapshots: Snapshots, found: Survey, at: float, **totals: Any) -> Snapshot:
     facts = FrontendFacts(status="ready", in_flight=3, totals=FrontendTotals(**totals))
     facts.streams = {f"{1:016x}": 3}
-    return Own(name="frontend-1", pid=1, url="u", facts=facts, requests=RequestsView())
-
-
-def look(*instances: InstanceLook, **more: Any) -> Look:
-    survey = Survey(etcd="etcd", cluster=None, frontend=None, instances=list(instances))
-    survey.frontends = more.pop("frontends", [OWN])
-    return Look(survey, **more)
-
-
-def make(snapshots: Snapshots, found: Look, at: float, **totals: Any) -> Snapshot:
-    return snapshots.make(
-        found, own(**totals), None, {}, [], interval_s=1.0, now_s=at, wall=1000.0 + at
-    )
+    OWN.health, OWN.requests = msgspec.to_builtins(facts), RequestsView()
+    return snapshots.make(found, None, {}, [], interval_s=1.0, now_s=at, wall=1000.0 + at)
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
@@ -176,7 +169,7 @@ def test_other_frontends_count_and_one_that_is_away_is_shown() -> None:
 def test_an_instance_that_was_started_again_stays_where_it_was() -> None:
     names = {1: "worker-10", 2: "worker-2", 3: "worker-1"}
     found = look(*(instance(None, number=number) for number in names))
-    for each, name in zip(found.survey.instances, names.values(), strict=True):
+    for each, name in zip(found.instances, names.values(), strict=True):
         each.name = name
     rows = make(Snapshots(), found, 1.0).instances
 

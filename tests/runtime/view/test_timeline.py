@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trinamo.runtime.http.dashboard.facts import MINUTES_MAX, FrontendFacts, FrontendTotals
-from trinamo.runtime.http.dashboard.timeline import EVENTS_MAX, Minutes, Seen, Timeline
+from trinamo.runtime.view.facts import MINUTES_MAX, FrontendFacts, FrontendTotals
+from trinamo.runtime.view.timeline import EVENTS_MAX, Minutes, Seen, Timeline
 
 WELL = Seen("worker-1", "", "worker")
 LOST = Seen("worker-1", "connection lost", "worker")

@@ -6,51 +6,144 @@ page, which writes it as text alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 import attrs
 import msgspec
 
-from ...traces.requests import RequestsView, RequestView
-from ..survey.frontends import FrontendLook
-from ..survey.instances import InstanceLook
-from ..survey.overview import AWAY, Overview
-from ..survey.rates import Rates
+from ..planes import ControlStatistics, EventStatistics
+from ..traces.requests import RequestsView, RequestView
 from .facts import (
     ENTRIES_MAX,
     MINUTES_MAX,
     EngineFacts,
     FrontendFacts,
+    Minute,
+    QueueFacts,
+    Rates,
     WorkerFacts,
     cut_text,
     read_facts,
 )
-from .gathering import INSTANCES_MAX, Look
-from .rows import (
-    BackendRow,
-    FrontendRow,
-    InstanceRow,
-    QueueRow,
-    Snapshot,
-)
+from .listing import InstanceLook, ModelLook
+from .overview import AWAY, Overview
+from .survey import FrontendLook, Survey
 from .timeline import Event
 
+INSTANCES_MAX: Final = 256
+"""Asked and shown: who looks again and again must not keep a frontend of a large cluster busy with it."""
 MODELS_MAX: Final = 128
 REQUESTS_MAX: Final = 64
 REFUSED_MAX: Final = 16
 RATES_KEPT_S: Final = 60.0
 
 
-class Own(msgspec.Struct, kw_only=True):
-    """The frontend that looks."""
+class FrontendRow(msgspec.Struct, kw_only=True):
+    """One frontend."""
 
     name: str
     pid: int
     url: str
-    facts: FrontendFacts
-    requests: RequestsView
+    status: str
+    problem: str = ""
+    in_flight: int = 0
+    waiting: int = 0
+    """Requests that wait for a place."""
+    requests_per_s: float = 0.0
+    failures_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    streams: dict[str, int] = {}
+    first_token: dict[str, int] = {}
+    gaps: dict[str, int] = {}
+    minutes: list[Minute] = []
+    is_own: bool = False
+
+
+class BackendRow(msgspec.Struct, kw_only=True):
+    """KV transfers of one worker over one backend."""
+
+    backend: str
+    state: str
+    in_flight: int = 0
+    done: int = 0
+    bytes_per_s: float = 0.0
+
+
+class InstanceRow(msgspec.Struct, kw_only=True):
+    """One instance: a worker's endpoint."""
+
+    id: str
+    name: str
+    endpoint: str
+    model: str
+    engine: str
+    role: str
+    pid: str
+    state: str
+    """`ready`, `draining`, `away`, … in a word."""
+    problem: str = ""
+    in_flight: int = 0
+    """Of all frontends."""
+    active: int | None = None
+    """What it says itself, or has told a frontend; None if it says nothing."""
+    kv_used: float | None = None
+    """The fraction of its KV cache in use, of one that tells no blocks."""
+    lease_id: str = ""
+    incarnation: int = 0
+    addresses: list[str] = []
+    engine_facts: EngineFacts | None = None
+    blocks_used: int | None = None
+    blocks_total: int | None = None
+    hit_rate: float | None = None
+    """Of its prefix cache, over the last looks that saw prompts, else since its start."""
+    tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    backends: list[BackendRow] = []
+    moves: dict[str, float] = {}
+    """Bytes a second from and to each peer that it has moved blocks from or to, by instance id."""
+    fallbacks: int = 0
+    quarantined_blocks: int = 0
+
+
+class QueueRow(msgspec.Struct, kw_only=True):
+    """One work queue."""
+
+    name: str
+    facts: QueueFacts
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """One look, as the page is told of it."""
+
+    number: int
+    at: float
+    interval_s: float
+    """The time to the next look."""
+    cluster: str
+    """What `trinamo up` says of it; empty for one started otherwise."""
+    etcd_text: str
+    away: list[str]
+    refused: list[str]
+    is_last_known: bool
+    control: ControlStatistics | None
+    """This frontend's connection to etcd; None if it has none."""
+    broker: EventStatistics | None
+    """And to NATS."""
+    addresses: dict[str, list[str]]
+    """Of the servers of both, by name."""
+    frontends: list[FrontendRow]
+    instances: list[InstanceRow]
+    instances_left_out: int
+    models: list[ModelLook]
+    queues: list[QueueRow]
+    under_way: list[RequestView]
+    under_way_left_out: int
+    failed: list[RequestView]
+    requests_max: int
+    events: list[Event]
 
 
 class Snapshots:
@@ -63,8 +156,7 @@ class Snapshots:
 
     def make(
         self,
-        look: Look,
-        own: Own,
+        survey: Survey,
         known: Overview | None,
         addresses: dict[str, list[str]],
         events: list[Event],
@@ -73,18 +165,26 @@ class Snapshots:
         now_s: float,
         wall: float,
     ) -> Snapshot:
-        """The snapshot of `look`, at `now_s` by the monotonic clock and `wall` by the other."""
-        survey = look.survey
+        """The snapshot of `survey`, at `now_s` by the monotonic clock and `wall` by the other.
+
+        `known` is what the process that looks knows of its own connections.
+        """
         self._number += 1
         self._rates.forget(now_s - RATES_KEPT_S)
-        frontends = [*self._frontends(survey.frontends, own, now_s)]
-        streams = _sum_streams(frontends)
+        frontends = [self._frontend(each, now_s) for each in survey.frontends]
+        streams: Counter[str] = Counter()
+        for row in frontends:
+            streams.update(row.streams)
         shown = survey.instances[:INSTANCES_MAX]
         instances = [self._instance(each, streams, now_s) for each in shown]
         # By name, the shorter one first, as `worker-2` before `worker-10`: one that was started
         # again has another id, and stays where it was.
         instances.sort(key=lambda row: (row.endpoint, len(row.name), row.name))
-        told = [(own.name, own.requests), *look.requests]
+        told = [
+            (each.name, each.requests)
+            for each in sorted(survey.frontends, key=lambda each: not each.is_own)
+            if each.requests is not None
+        ]
         cluster = survey.cluster or {}
         shown_keys = {f"{each.id} {each.endpoint}" for each in instances}
         self._hits = {key: each for key, each in self._hits.items() if key in shown_keys}
@@ -113,52 +213,33 @@ class Snapshots:
                 )
                 for each in survey.models[:MODELS_MAX]
             ],
-            queues=_queues(survey.instances, own),
+            queues=_queues(survey),
             under_way=_newest(told, lambda view: view.under_way),
             under_way_left_out=sum(view.under_way_left_out for _, view in told),
             failed=_newest(told, lambda view: view.failed),
-            requests_max=own.requests.requests_max,
+            requests_max=told[0][1].requests_max if told else 0,
             events=events,
         )
 
-    def _frontends(
-        self, others: Sequence[FrontendLook], own: Own, now_s: float
-    ) -> Iterator[FrontendRow]:
-        for each in others:
-            if each.is_own:
-                yield self._frontend(each.name, each.pid, each.url, own.facts, now_s, is_own=True)
-                continue
-            facts = read_facts(each.health, FrontendFacts)
-            if facts is None:
-                yield FrontendRow(
-                    name=each.name,
-                    pid=each.pid,
-                    url=each.url,
-                    status="away",
-                    problem=cut_text(each.problem or "its answer makes no sense"),
-                )
-            else:
-                yield self._frontend(each.name, each.pid, each.url, facts, now_s)
-
-    def _frontend(
-        self,
-        name: str,
-        pid: int,
-        url: str,
-        facts: FrontendFacts,
-        now_s: float,
-        *,
-        is_own: bool = False,
-    ) -> FrontendRow:
+    def _frontend(self, look: FrontendLook, now_s: float) -> FrontendRow:
+        facts = read_facts(look.health, FrontendFacts)
+        if facts is None:
+            return FrontendRow(
+                name=look.name,
+                pid=look.pid,
+                url=look.url,
+                status="away",
+                problem=cut_text(look.problem or "its answer makes no sense"),
+            )
         totals = facts.totals
 
         def rate(what: str, value: float) -> float:
-            return round(self._rates.update(f"{name} {pid} {what}", value, now_s), 2)
+            return round(self._rates.update(f"{look.name} {look.pid} {what}", value, now_s), 2)
 
         return FrontendRow(
-            name=name,
-            pid=pid,
-            url=url,
+            name=look.name,
+            pid=look.pid,
+            url=look.url,
             status=cut_text(facts.status),
             in_flight=facts.in_flight,
             waiting=facts.waiting,
@@ -169,10 +250,10 @@ class Snapshots:
             first_token=dict(islice(totals.first_token.items(), ENTRIES_MAX)),
             gaps=dict(islice(totals.gaps.items(), ENTRIES_MAX)),
             minutes=facts.minutes[-MINUTES_MAX:],
-            is_own=is_own,
+            is_own=look.is_own,
         )
 
-    def _instance(self, look: InstanceLook, streams: dict[str, int], now_s: float) -> InstanceRow:
+    def _instance(self, look: InstanceLook, streams: Counter[str], now_s: float) -> InstanceRow:
         metadata = look.metadata
         pid, model = metadata.get("pid", ""), metadata.get("model", "")
         row = InstanceRow(
@@ -194,7 +275,7 @@ class Snapshots:
                 :ENTRIES_MAX
             ],
         )
-        facts = read_facts(look.health, WorkerFacts) if look.health is not None else None
+        facts = read_facts(look.health, WorkerFacts)
         if facts is not None:
             self._add_facts(row, facts, model, now_s)
         elif look.seen and not look.problem:
@@ -257,19 +338,13 @@ def role_of(look: InstanceLook) -> str:
     return look.metadata.get("role", "") or ("upstream" if is_upstream else "")
 
 
-def _sum_streams(frontends: Iterable[FrontendRow]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in frontends:
-        for instance_id, count in each.streams.items():
-            found[instance_id] = found.get(instance_id, 0) + count
-    return found
-
-
-def _queues(instances: Iterable[InstanceLook], own: Own) -> list[QueueRow]:
-    found = dict(own.facts.queues)
-    for each in instances:
-        facts = read_facts(each.health, WorkerFacts) if each.health is not None else None
-        if facts is not None:
+def _queues(survey: Survey) -> list[QueueRow]:
+    found: dict[str, QueueFacts] = {}
+    for look in survey.frontends:
+        if look.is_own and (own := read_facts(look.health, FrontendFacts)) is not None:
+            found |= own.queues
+    for each in survey.instances:
+        if (facts := read_facts(each.health, WorkerFacts)) is not None:
             found |= facts.queues
     return [
         QueueRow(name=cut_text(name), facts=facts)

@@ -19,24 +19,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...caller.record import InstanceStatus
-from ...config.config import Config
-from ...env import Clock
-from ...errors import RequestError
-from ...traces.requests import view_requests
-from ...traces.ring import ID_CHARACTERS_MAX, Traces
-from ..exchanges import Handler
-from ..survey.overview import AWAY, FrontendView, Overview
+from ..caller.record import InstanceStatus
+from ..config.config import Config
+from ..env import Clock
+from ..errors import RequestError
+from ..http.exchanges import Handler
+from ..traces.requests import view_requests
+from ..traces.ring import ID_CHARACTERS_MAX, Traces
 from .facts import FrontendFacts
-from .files import HEADERS, file_routes
-from .gathering import Look, Looks, Place
-from .legs import ask_legs, legs_view
-from .rows import Snapshot
-from .snapshot import Own, Snapshots, role_of
-from .tabs import Tabs
+from .looks import Look, Place
+from .overview import AWAY, PREFIX, FrontendView, Overview
+from .pages import HEADERS, Tabs, file_routes
+from .requests import ask_legs, legs_view
+from .snapshot import INSTANCES_MAX, Snapshot, Snapshots, role_of
+from .survey import Survey
 from .timeline import Minutes, Seen, Timeline
 
-PREFIX: Final = "/dashboard"
 INTERVAL_S: Final = 1.0
 ASKED_PER_S_MAX: Final = 64
 """Processes asked a second, be there ever so many: looks are rarer then."""
@@ -70,7 +68,7 @@ class Dashboard:
         config: Config,
         clock: Clock,
         *,
-        looks: Looks,
+        look: Look,
         view: Callable[[], FrontendView],
         facts: Callable[[], FrontendFacts],
         traces: Traces,
@@ -78,7 +76,7 @@ class Dashboard:
     ) -> None:
         self._clock = clock
         self._view, self._own_facts, self._traces, self._place = view, facts, traces, place
-        self._looks = looks
+        self._look_around = look
         self._addresses = {
             "etcd": list(config.control_plane.etcd.endpoints),
             "NATS": list(config.event_plane.nats.servers),
@@ -137,23 +135,19 @@ class Dashboard:
             await trio.sleep_until(began + pause_s)
 
     async def _look(self) -> Snapshot:
-        look = await self._looks.look(self._url, self._status_url)
-        self._remember(look)
-        self._observe(look)
-        own = Own(
-            name=self._place.name,
-            pid=self._place.pid,
-            url=self._url,
-            facts=self.facts(),
-            requests=view_requests(self._traces),
-        )
+        survey = await self._look_around(self._url, self._status_url)
+        own = next(each for each in survey.frontends if each.is_own)
+        own.health = msgspec.to_builtins(self.facts())
+        own.requests = view_requests(self._traces)
+        self._remember(survey)
+        self._observe(survey)
+        asked = len(survey.frontends) + min(len(survey.instances), INSTANCES_MAX)
         return self._snapshots.make(
-            look,
-            own,
+            survey,
             self._view().cluster,
             self._addresses,
             self._timeline.events,
-            interval_s=interval_s(look.asked),
+            interval_s=interval_s(asked),
             now_s=self._clock.now(),
             wall=self._clock.wall(),
         )
@@ -186,9 +180,8 @@ class Dashboard:
             _note(self._answering, instance_id, "")
         self._timeline.observe("answering", wall, seen)
 
-    def _observe(self, look: Look) -> None:
+    def _observe(self, survey: Survey) -> None:
         """All of a look: instances that no frontend asks, such as prefill workers, too."""
-        survey, known = look.survey, self._view().cluster
         problems, others = {}, {}
         for each in survey.instances:
             _note(self._abouts, each.id, _ABOUTS.get(role_of(each), "worker"))
@@ -197,7 +190,7 @@ class Dashboard:
                 problems[each.id] = state
             if each.id not in self._answering:
                 others[each.id] = Seen(self._name(each.id), state, self._abouts[each.id])
-        self._observe_own(known, problems)
+        self._observe_own(self._view().cluster, problems)
         wall = self._clock.wall()
         others = {key: each for key, each in others.items() if key not in self._answering}
         self._timeline.observe("others", wall, others)
@@ -212,18 +205,18 @@ class Dashboard:
     def _name(self, instance_id: str) -> str:
         return self._names.get(instance_id) or instance_id[:8]
 
-    def _remember(self, look: Look) -> None:
+    def _remember(self, survey: Survey) -> None:
         """Who is called what, and who may be asked for the legs of a request."""
-        for each in look.survey.instances:
+        for each in survey.instances:
             if each.name:
                 _note(self._names, each.id, each.name)
             # Of one that discovery names no more, what it was called is known all the same.
             each.name = self._name(each.id)
         self._processes = {
-            **{each.id: each.metadata.get("status", "") for each in look.survey.instances},
-            **{f"{each.name} {each.pid}": each.status_url for each in look.survey.frontends},
+            **{each.id: each.metadata.get("status", "") for each in survey.instances},
+            **{f"{each.name} {each.pid}": each.status_url for each in survey.frontends},
         }
-        self._places = dict(list(look.survey.places().items())[:PLACES_MAX])
+        self._places = dict(list(survey.places().items())[:PLACES_MAX])
 
     # --- one request ---
 
