@@ -42,7 +42,6 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "simulator",
         "simulation",
         "simulation_cli",
-        "simulated-services",
     ),
 }
 """In the order in which they are read. What stands in none comes last, under `More`."""
