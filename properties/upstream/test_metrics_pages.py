@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import example, given, strategies as st
 
-from trinamo.runtime.engines.upstream.watch import Load, parse_load
+from trinamo.runtime.engines.upstream.watch import parse_load
+from trinamo.runtime.planes.upstreams import Load
 
 NAMES = (
     "vllm:num_requests_running",

@@ -11,14 +11,13 @@ from typing import Self
 
 from ..config.router import RouterConfig
 from ..context import Context
-from ..engines.upstream.exchange import UpstreamAnswer
-from ..engines.upstream.upstream import Upstream
 from ..env import Env
 from ..errors import (
     DisconnectedError,
     TrinamoError,
     UnavailableError,
 )
+from ..planes.upstreams import Upstream, UpstreamAnswer
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.kv.hints import RoutingHint
@@ -139,13 +138,12 @@ class DirectStream:
 
     async def attempt(self, instance: Instance, upstream: Upstream, model: str) -> None:
         """Ask one upstream; counted as under way there until it fails, or this is left."""
-        calling = upstream.call(self.context)
         router = self._client.router
         flight = _Flight(is_waiting=True, payload_bytes=self.payload_bytes)
         self.cached_blocks = router.begin(instance, flight, self.hint)
         leg = self.context.trace.begin("attempt", instance=instance.id)
         try:
-            self._answer = await upstream.open(self._request, model, calling)
+            self._answer = await upstream.open(self._request, model, self.context)
         except BaseException as error:
             self._close_answer()
             leg.leave(error)

@@ -5,14 +5,3 @@ Reading order, the way a request goes: `http/server/server.py` and the rooms bes
 answer), `status.py` (errors). `service.py` is it all behind a builder; `status_app.py` is the
 workers' status port.
 """
-
-from .models.models import Engine, ModelKind, ModelManager
-from .service import HttpService, HttpServiceBuilder
-
-__all__ = [
-    "Engine",
-    "HttpService",
-    "HttpServiceBuilder",
-    "ModelKind",
-    "ModelManager",
-]

@@ -33,13 +33,13 @@ from .admission.admission import Admission
 from .admission.keys import Key
 from .admission.queue import Ticket, Wanted
 from .bodies import Body
-from .deadlines import find_deadline
 from .exchanges import (
     ClientGoneError,
     Headers,
     HttpExchange,
     RequestIds,
     check_json,
+    find_deadline,
     find_header,
     respond_error,
 )

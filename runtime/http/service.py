@@ -1,26 +1,21 @@
-"""`HttpService`: the frontend's HTTP edge as one object, with the seeds' builder.
+"""`HttpService`: the frontend's HTTP edge as one object.
 
-    service = HttpService.builder().port(8787).host("127.0.0.1").build()
-    service.model_manager().add_chat_completions_model("echo", engine)
-    port = await service.spawn(nursery)
-
-What it does not do: find models (a watch elsewhere tells the model manager) and signals (the
-caller calls `stop()`).
+What it does not do: sockets (`transport.py`), find models (a watch elsewhere tells the model manager)
+and signals (the caller calls `stop()`). Programs make one with the builder of
+`transports/assembly/http_service.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
 
-import msgspec
 import trio
 from starlette.routing import BaseRoute
 
 from ..config.http import HttpConfig
 from ..context import Reason
-from ..env import Env, RealEnv
-from ..errors import ConfigError, LocalProtocolError
+from ..env import Env
+from ..errors import LocalProtocolError
 from ..events.busy import BusyLimits
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import Metrics
@@ -36,35 +31,39 @@ from .app import build_app, build_handlers, exchange_routes, status_of
 from .bodies import Bodies
 from .exchanges import Handler
 from .models.models import ModelManager
-from .server.server import Server
-from .server.tls.certificates import Certificates
+from .transport import HttpServer, HttpTransport
 
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
 
 
-def check_files(section: HttpConfig, env: Env) -> None:
+def check_files(section: HttpConfig, env: Env, http: HttpTransport) -> None:
     """Read the files that a service will, of keys and certificates; `ConfigError` says what is wrong."""
     if section.needs_key:
         ApiKeys(section, env.rng, Metrics(env))
-    if section.tls.certificate_file is not None:
-        Certificates(section.tls)
+    http.check_files(section)
 
 
 class HttpService:
-    """The HTTP service of one frontend. It runs once; make it with `builder()`."""
+    """The HTTP service of one frontend, served by `http`. It runs once.
+
+    `look`, which must not wait, tells of the cluster; `targets` are what `/sd` lists; without them
+    there is none of it.
+    """
 
     def __init__(
         self,
         config: HttpConfig,
         env: Env,
         metrics: FrontendMetrics,
+        http: HttpTransport,
         look: Callable[[], Overview] | None = None,
         traces: Traces | None = None,
         targets: ScrapeTargets | None = None,
     ) -> None:
         self.config = config
         self.metrics = metrics
+        self.http = http
         self.admission = Admission(
             metrics,
             requests_max=config.requests_max,
@@ -78,12 +77,11 @@ class HttpService:
         self.tune(config)
         self.port: int | None = None
         """The bound port, once `run` has started."""
-        self.server: Server | None = None
+        self.server: HttpServer | None = None
         """What accepts connections, likewise."""
         self._manager = ModelManager(env, metrics)
         self._look = look
         self.targets = targets
-        """What `/sd` lists; None: there is none."""
         self._stopping = trio.Event()
         self._has_run = False
         traces = traces or Traces(env.clock, 0)
@@ -98,11 +96,6 @@ class HttpService:
             view=self.view,
             targets=targets,
         )
-
-    @staticmethod
-    def builder() -> HttpServiceBuilder:
-        """Start configuring a service."""
-        return HttpServiceBuilder()
 
     def model_manager(self) -> ModelManager:
         """Where models are added and removed, before and while the service runs."""
@@ -177,7 +170,7 @@ class HttpService:
         if self._has_run:
             raise LocalProtocolError("an HttpService runs once; build another")
         self._has_run = True
-        server = Server(
+        server = self.http.make_server(
             self.app,
             self.config,
             metrics=self.metrics,
@@ -216,78 +209,3 @@ class HttpService:
             admission.kill(Reason.FRONTEND_SHUTDOWN)
             with trio.move_on_after(KILL_GRACE_S):
                 await admission.wait_idle()
-
-
-class HttpServiceBuilder:
-    """Each method sets one thing and returns the builder; `build()` makes the service.
-
-    The host is loopback unless set: a service without authentication must not face a network by
-    default.
-    """
-
-    def __init__(self) -> None:
-        self._config = HttpConfig()
-        self._env: Env | None = None
-        self._metrics: FrontendMetrics | None = None
-        self._look: Callable[[], Overview] | None = None
-        self._traces: Traces | None = None
-        self._targets: ScrapeTargets | None = None
-
-    def port(self, port: int) -> Self:
-        """The port to listen on; 0 takes any free one."""
-        return self.config(port=port)
-
-    def host(self, host: str) -> Self:
-        """The address or name to listen on, IPv4 or IPv6; `0.0.0.0` or `::` for all."""
-        return self.config(host=host)
-
-    def enable_chat_endpoints(self, enabled: bool = True) -> Self:  # noqa: FBT001, FBT002 -- the seeds' builder
-        """Whether there is `/v1/chat/completions`."""
-        return self.config(enable_chat_endpoints=enabled)
-
-    def enable_cmpl_endpoints(self, enabled: bool = True) -> Self:  # noqa: FBT001, FBT002 -- the seeds' builder
-        """Whether there is `/v1/completions`."""
-        return self.config(enable_cmpl_endpoints=enabled)
-
-    def env(self, env: Env) -> Self:
-        """The world; the real one unless set."""
-        self._env = env
-        return self
-
-    def metrics(self, metrics: FrontendMetrics) -> Self:
-        """Where to count; own metrics unless set."""
-        self._metrics = metrics
-        return self
-
-    def look(self, look: Callable[[], Overview]) -> Self:
-        """What `/status` tells of the cluster, asked once a request; it must not wait."""
-        self._look = look
-        return self
-
-    def traces(self, traces: Traces) -> Self:
-        """Where the legs of requests are kept; nowhere unless set."""
-        self._traces = traces
-        return self
-
-    def targets(self, targets: ScrapeTargets) -> Self:
-        """What `/sd` lists; without, there is none."""
-        self._targets = targets
-        return self
-
-    def config(self, section: HttpConfig | None = None, **changes: Any) -> Self:
-        """Take a whole section `http` of a configuration, or set any of its keys by name.
-
-        Raises `ConfigError`, which names the key, for an unknown one or a bad value.
-        """
-        keys = msgspec.structs.asdict(section or self._config) | changes
-        try:
-            self._config = msgspec.convert(keys, HttpConfig)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"a wrong HTTP setting: {error}") from error
-        return self
-
-    def build(self) -> HttpService:
-        """The service."""
-        env = self._env or RealEnv()
-        metrics = self._metrics or FrontendMetrics(env)
-        return HttpService(self._config, env, metrics, self._look, self._traces, self._targets)

@@ -36,6 +36,7 @@ from .app import (
     trace_route,
 )
 from .status import ForbiddenError, PathNotFoundError
+from .transport import Fetch
 
 
 @attrs.frozen
@@ -91,6 +92,7 @@ def tasks_routes(
     view: Callable[[], Any],
     host: str,
     keys: ApiKeys | None,
+    fetch: Fetch,
     places: Callable[[], Mapping[str, str]] = dict,
 ) -> list[Route]:
     """`GET /tasks`: what `view` tells of all tasks; `/tasks/NAME`: what the process at that of `places` tells.
@@ -112,7 +114,7 @@ def tasks_routes(
             return json_response(view())
         if not (url := places().get(name)):
             raise PathNotFoundError("no process by that name tells its tasks")
-        told, away = await ask_places("/tasks", msgspec.Raw, {url: "the process"}, {})
+        told, away = await ask_places(fetch, "/tasks", msgspec.Raw, {url: "the process"}, {})
         if away:
             raise UnavailableError(away[0])
         return json_response(told[0][1])

@@ -1,25 +1,17 @@
-"""What a process is put together from: the planes that a `Transports` makes of a configuration.
+"""What several planes are together: those of requests and responses, and the backends of transfers.
 
-`process/opening.py` opens them in order and owns what runs on them; `transports.assembly` has the
-real `Transports`, the simulator another one. Nothing here runs.
+A `Transports` (`process/transports.py`) makes them of a configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
 import attrs
 
-from ..config.config import Config
 from ..config.keys import is_everywhere, is_loopback, url_of
-from ..env import Env
-from ..traces.spans import SpanSink
 from . import (
     CallHome,
-    ControlPlane,
-    EventPlane,
     RequestPlane,
     RequestServer,
     ResponsePlane,
@@ -83,40 +75,3 @@ class TransferChain:
     settlement: SettlementPlane | None = None
     """Asks peers whether they have let go of our blocks; it is open longer than all of `planes`.
     None: nobody is asked, and we have no descriptor."""
-
-
-class Transports(Protocol):
-    """Makes concrete planes out of a configuration; `transports.assembly` has the real one."""
-
-    def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
-        """The control plane; raises `ConfigError` or `ConnectError` with a sentence."""
-        ...
-
-    def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
-        """The event plane."""
-        ...
-
-    def open_data(
-        self, config: Config, env: Env, events: EventPlane, *, serving: str | None
-    ) -> AbstractAsyncContextManager[DataPlane]:
-        """The data plane; `serving` is the instance id of a process that takes requests."""
-        ...
-
-    def open_spans(
-        self, config: Config, env: Env, process: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[SpanSink]:
-        """Where spans go, with `tracing.enabled`; `process` is what they say of where they are from.
-
-        Raises `ConfigError` where that is not installed. Leaving it sends what waits, in its time.
-        """
-        ...
-
-    def open_transfers(
-        self, config: Config, env: Env
-    ) -> AbstractAsyncContextManager[TransferChain]:
-        """The transfer backends of `data_plane`; asked only where there is KV memory to move.
-
-        Raises `ConfigError` for what cannot work as it is configured, such as a device that is
-        not there. A backend whose library is missing is left out, and named in `missing`.
-        """
-        ...

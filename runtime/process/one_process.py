@@ -14,6 +14,7 @@ from ..engines import GenerationEngine
 from ..env import Env
 from ..http.service import HttpService
 from ..http.status_app import tasks_routes
+from ..http.transport import HttpTransport
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.kv import KvSeries
 from ..nurseries import open_nursery
@@ -30,6 +31,7 @@ async def serve_engines(
     engines: Sequence[GenerationEngine],
     stop: StopRequest,
     *,
+    http: HttpTransport,
     ready: Callable[[FrontendReady], object],
     metrics: FrontendMetrics,
 ) -> None:
@@ -39,8 +41,7 @@ async def serve_engines(
     `ModelAlreadyExistsError` if two engines have one model.
     """
     traces = Traces(env.clock, config.traces.requests_max, role="frontend")
-    builder = HttpService.builder().env(env).metrics(metrics).traces(traces)
-    service = builder.config(config.http).build()
+    service = HttpService(config.http, env, metrics, http, traces=traces)
     series = KvSeries(metrics)
     for engine in engines:
         series.show_engine(engine.info.model, engine)
@@ -49,7 +50,9 @@ async def serve_engines(
     async with open_nursery() as watching:
         dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)
         tree = TaskTree(env.clock)
-        service.add({}, tasks_routes(tree.view, config.http.host, service.admission.keys))
+        service.add(
+            {}, tasks_routes(tree.view, config.http.host, service.admission.keys, http.fetch)
+        )
         async with open_nursery() as serving:
             with stop.starting():
                 port = await service.spawn(serving)

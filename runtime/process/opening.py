@@ -36,12 +36,13 @@ from ..metrics.transfers import TransferMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane
-from ..planes.transports import DataPlane, Transports
+from ..planes.transports import DataPlane
 from ..traces.ring import Traces
 from ..traces.spans import Tracing
 from ..worker.worker import Worker
 from .runtime import Runtime
 from .settings.settings import REQUESTS_MAX, Settings
+from .transports import Transports
 
 _log = logging.getLogger("trinamo.runtime")
 _SETTINGS_WAIT_S: Final = 1.0
@@ -118,6 +119,7 @@ async def open_runtime(
                 control=control,
                 events=events,
                 data=data,
+                http=transports.http,
                 metrics=metrics,
                 worker=worker,
                 control_nursery=control_nursery,

@@ -25,7 +25,6 @@ from ..http.service import HttpService, check_files
 from ..metrics.frontend import FrontendMetrics
 from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
-from ..planes.transports import Transports
 from ..view.facts import FrontendFacts, frontend_facts
 from ..view.looks import Place
 from ..view.overview import Overview, overview
@@ -39,6 +38,7 @@ from .opening import open_runtime
 from .runtime import Runtime
 from .status import Describes, advertised_status, open_frontend_status, open_worker_status
 from .stopping import StopRequest
+from .transports import Transports
 from .worker.disaggregated import check_role, choose_role
 from .worker.models import movable_kv, offer_models
 from .worker.weights import WorkerWeights, lend_weights
@@ -151,7 +151,7 @@ async def serve_frontend(
     there is one, is answered until the end. `place` is what the dashboard says of where it stands. Raises `ConfigError`
     or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
-    check_files(config.http, env)
+    check_files(config.http, env, transports.http)
     metrics = metrics or FrontendMetrics(env)
     is_alone = bool(config.http.upstreams)
     if is_alone:
@@ -202,10 +202,15 @@ async def serve_frontend(
 def _http_service(
     runtime: Runtime, metrics: FrontendMetrics, look: Callable[[], Overview]
 ) -> HttpService:
-    builder = HttpService.builder().env(runtime.env).metrics(metrics).traces(runtime.traces)
-    targets = ScrapeTargets(runtime.control, runtime.env.clock)
     settings = runtime.live.values
-    looking = builder.look(lambda: replace(look(), settings=settings())).targets(targets)
-    service = looking.config(runtime.config.http).build()
+    service = HttpService(
+        runtime.config.http,
+        runtime.env,
+        metrics,
+        runtime.http,
+        lambda: replace(look(), settings=settings()),
+        runtime.traces,
+        ScrapeTargets(runtime.control, runtime.env.clock),
+    )
     runtime.live.listen(lambda found: service.tune(found.http))
     return service

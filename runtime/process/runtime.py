@@ -20,6 +20,7 @@ from ..config.config import Config
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import UnavailableError
+from ..http.transport import HttpTransport
 from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.kv import KvSeries
@@ -56,6 +57,7 @@ class Runtime:
         control: ControlPlane,
         events: EventPlane,
         data: DataPlane,
+        http: HttpTransport,
         metrics: Metrics,
         worker: Worker | None,
         control_nursery: trio.Nursery,
@@ -85,6 +87,8 @@ class Runtime:
         show_queues(metrics, self.queues, env.clock)
         self.data = data
         """What carries requests and responses, and where peers are told to find it."""
+        self.http = http
+        """What speaks HTTP, on either side."""
         self._reports: Reports | None = None
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self.kv_series = KvSeries(metrics)

@@ -14,7 +14,6 @@ from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
 from ..errors import ConfigError
 from ..http.admission.keys import ApiKeys
-from ..http.server.server import Server
 from ..http.service import HttpService
 from ..http.status_app import Health, build_status_app, operator_routes, tasks_routes
 from ..view.dashboard import Dashboard
@@ -93,7 +92,9 @@ async def open_frontend_status(
         TaskTree(runtime.env.clock).view,
         dict if dashboard is None else dashboard.processes,
     )
-    service.add({}, tasks_routes(view, section.host, service.admission.keys, places))
+    service.add(
+        {}, tasks_routes(view, section.host, service.admission.keys, runtime.http.fetch, places)
+    )
     return await _open(
         nursery, runtime, check_health, section.status_host, section.status_port, service, dashboard
     )
@@ -131,11 +132,13 @@ async def _open(
     nursery.start_soon(tree.follow)
     keys = service.admission.keys if service is not None else _own_keys(nursery, runtime, host)
     places = dict if dashboard is None else dashboard.processes
-    more += tasks_routes(tree.view, host, keys, places)
+    more += tasks_routes(tree.view, host, keys, runtime.http.fetch, places)
     if service is not None:
         more += operator_routes(service.full_view, service.targets)
     app = build_status_app(runtime.metrics, runtime.traces, check_health, more)
-    server = Server(app, section, metrics=runtime.metrics, rng=runtime.env.rng, handlers=handlers)
+    server = runtime.http.make_server(
+        app, section, metrics=runtime.metrics, rng=runtime.env.rng, handlers=handlers
+    )
     return url_of(host, await nursery.start(server.serve))
 
 

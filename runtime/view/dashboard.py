@@ -24,6 +24,7 @@ from ..config.config import Config
 from ..env import Clock
 from ..errors import RequestError
 from ..http.exchanges import Handler
+from ..http.transport import Fetch
 from ..traces.requests import view_requests
 from ..traces.ring import ID_CHARACTERS_MAX, Traces
 from .facts import FrontendFacts
@@ -73,7 +74,9 @@ class Dashboard:
         facts: Callable[[], FrontendFacts],
         traces: Traces,
         place: Place,
+        fetch: Fetch,
     ) -> None:
+        self._fetch = fetch
         self._clock = clock
         self._view, self._own_facts, self._traces, self._place = view, facts, traces, place
         self._look_around = look
@@ -224,7 +227,7 @@ class Dashboard:
         request_id = request.path_params["request_id"]
         if not _REQUEST_ID.match(request_id):
             raise RequestError("this is no id of a request")
-        found, away = await ask_legs(request_id, self._places)
+        found, away = await ask_legs(self._fetch, request_id, self._places)
         own = (self._place.name, self._traces.find(request_id))
         view = legs_view(request_id, [own, *found], away, self._clock.wall())
         return Response(

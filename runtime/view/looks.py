@@ -14,6 +14,7 @@ import trio
 from ..config.config import Config
 from ..engines.generation import GenerationEngine
 from ..errors import DeadlineError, TrinamoError
+from ..http.transport import Fetch
 from ..planes import ControlPlane
 from .facts import worker_facts
 from .listing import InstanceLook, Listing, ModelLook, read_listing
@@ -43,8 +44,14 @@ class Gatherer:
     """Looks at a cluster, and remembers what discovery said last."""
 
     def __init__(
-        self, config: Config, control: ControlPlane, view: Callable[[], FrontendView], place: Place
+        self,
+        config: Config,
+        control: ControlPlane,
+        view: Callable[[], FrontendView],
+        place: Place,
+        fetch: Fetch,
     ) -> None:
+        self._fetch = fetch
         self._config, self._control, self._view, self._place = config, control, view, place
         self._last: Listing | None = None
 
@@ -57,7 +64,9 @@ class Gatherer:
             neighbours.frontends += found
         own = found[0]
         own.is_own, own.view, own.status, own.in_flight = True, view, view.status, view.in_flight
-        asking = Asking(timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX, wants_requests=True)
+        asking = Asking(
+            self._fetch, timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX, wants_requests=True
+        )
         servers, last = self._config.event_plane.nats.servers, self._last
         listing = await self._read()
         return await survey_around(listing, neighbours, asking, servers=servers, last=last)

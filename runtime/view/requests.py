@@ -13,7 +13,7 @@ import trio
 
 from ..errors import RemoteProtocolError, TrinamoError
 from ..http.status import UnauthorizedError
-from ..http.survey.http_client import fetch
+from ..http.transport import Fetch
 from ..nurseries import open_nursery
 from ..protocol.undecodable import UNDECODABLE
 from ..traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
@@ -45,17 +45,20 @@ class LegsView(msgspec.Struct, kw_only=True):
 
 
 async def ask_legs(
-    request_id: str, places: Mapping[str, str], keys: Mapping[str, str] = MappingProxyType({})
+    fetch: Fetch,
+    request_id: str,
+    places: Mapping[str, str],
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[tuple[str, ProcessView]], list[str]]:
     """What the processes at `places`, their names by URL, know of a request; and who is away.
 
     `keys` are those of clients, for the places that want one.
     """
-    return await ask_places(f"/traces/{request_id}", ProcessView, places, keys)
+    return await ask_places(fetch, f"/traces/{request_id}", ProcessView, places, keys)
 
 
 async def ask_places(
-    path: str, kind: type[T], places: Mapping[str, str], keys: Mapping[str, str]
+    fetch: Fetch, path: str, kind: type[T], places: Mapping[str, str], keys: Mapping[str, str]
 ) -> tuple[list[tuple[str, T]], list[str]]:
     """What the processes at `places`, their names by URL, answer there; and who is away."""
     found: list[tuple[str, T]] = []
@@ -65,7 +68,7 @@ async def ask_places(
     async def ask(url: str, name: str) -> None:
         try:
             async with room:
-                found.append((name, await _fetch(url + path, kind, keys.get(url, ""))))
+                found.append((name, await _ask(fetch, url + path, kind, keys.get(url, ""))))
         except TrinamoError as error:
             away.append(f"{name} does not answer: {error.message}")
 
@@ -75,7 +78,7 @@ async def ask_places(
     return found, sorted(away)
 
 
-async def _fetch(url: str, kind: type[T], key: str) -> T:
+async def _ask(fetch: Fetch, url: str, kind: type[T], key: str) -> T:
     status, body = await fetch(url, timeout_s=ASK_TIMEOUT_S, bytes_max=ANSWER_BYTES_MAX, key=key)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         what = "that key is no operator's" if key else "it wants a key; --key-env names one"

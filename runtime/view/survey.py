@@ -21,7 +21,7 @@ import trio
 
 from ..caller.record import InstanceStatus
 from ..errors import ConnectError, DeadlineError, RemoteProtocolError, TrinamoError
-from ..http.survey.http_client import fetch, fetch_json
+from ..http.transport import Fetch, fetch_json
 from ..nurseries import open_nursery
 from ..protocol.discovery.frontends import FrontendEntry
 from ..protocol.undecodable import UNDECODABLE
@@ -103,12 +103,13 @@ class Neighbours:
     processes: Sequence[OwnedProcess] = ()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Asking:
     """How processes are asked."""
 
-    timeout_s: float = ASK_TIMEOUT_S
-    asked_max: int | None = None
+    fetch: Fetch
+    timeout_s: float = attrs.field(default=ASK_TIMEOUT_S, kw_only=True)
+    asked_max: int | None = attrs.field(default=None, kw_only=True)
     """Instances that are asked, the first ones; None: all."""
     key: str = ""
     """Of a client, for a frontend that an operator has named."""
@@ -192,8 +193,8 @@ async def survey_around(
     names = {str(each.pid): each.name for each in neighbours.processes if each.pid}
     for instance in survey.instances:
         instance.name = names.get(instance.metadata.get("pid", ""), instance.name)
-    await ask_instances(survey, views, asking)
-    await ask_processes(survey, neighbours.processes)
+    await ask_instances(survey, asking, views)
+    await ask_processes(survey, asking, neighbours.processes)
     for who, view in views:
         _tell_planes(survey, view, servers, who)
     healths = [each.health for each in survey.instances if each.health is not None]
@@ -261,11 +262,13 @@ async def ask_frontends(found: Iterable[FrontendLook], asking: Asking) -> None:
 
 
 async def _ask_frontend(look: FrontendLook, url: str, asking: Asking, key: str) -> None:
-    ask = partial(fetch, timeout_s=asking.timeout_s, bytes_max=VIEW_BYTES_MAX, key=key)
+    ask = partial(asking.fetch, timeout_s=asking.timeout_s, bytes_max=VIEW_BYTES_MAX, key=key)
     code, body = await ask(f"{url}/status")
     # How it is it tells all, also where what it knows is for those with a key.
     look.wants_key = code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-    health: Any = await fetch_json(f"{url}/health", timeout_s=asking.timeout_s)
+    health: Any = await fetch_json(
+        asking.fetch, f"{url}/health", timeout_s=asking.timeout_s, bytes_max=VIEW_BYTES_MAX
+    )
     try:
         if code == HTTPStatus.OK:
             look.view = msgspec.json.decode(body, type=FrontendView)
@@ -392,14 +395,11 @@ def _last_known(each: InstanceView) -> InstanceLook:
 # --- instances, each asked at the status port that it tells, and dialled ---
 
 
-async def ask_instances(
-    survey: Survey, views: Sequence[View] = (), asking: Asking | None = None
-) -> None:
+async def ask_instances(survey: Survey, asking: Asking, views: Sequence[View] = ()) -> None:
     """Ask each instance how it is; count and tell those that do not answer, or are not reached.
 
     How frontends see an instance counts whatever it says of itself: requests go by that.
     """
-    asking = asking or Asking()
     known = [
         (who, each)
         for who, view in views
@@ -425,7 +425,7 @@ async def _ask_each(instances: Sequence[InstanceLook], asking: Asking) -> None:
     async def ask(url: str, looks: list[InstanceLook]) -> None:
         async with room:
             try:
-                health = await fetch_facts(url, asking.timeout_s)
+                health = await fetch_facts(asking.fetch, url, asking.timeout_s)
             except TrinamoError as error:
                 for look in looks:
                     look.problem = error.message
@@ -458,9 +458,11 @@ def _grouped(
     return found.items()
 
 
-async def fetch_facts(url: str, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
+async def fetch_facts(fetch: Fetch, url: str, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
     """What the status port at `url` says of its process."""
-    answer = await fetch_json(f"{url}/health", timeout_s=timeout_s, bytes_max=FACTS_BYTES_MAX)
+    answer = await fetch_json(
+        fetch, f"{url}/health", timeout_s=timeout_s, bytes_max=FACTS_BYTES_MAX
+    )
     return answer if isinstance(answer, dict) else {}
 
 
@@ -505,7 +507,7 @@ def _tell_instances(survey: Survey) -> None:
         model.instances = max(0, model.registered - lost[model.name, model.endpoint])
 
 
-async def ask_processes(survey: Survey, processes: Sequence[OwnedProcess]) -> None:
+async def ask_processes(survey: Survey, asking: Asking, processes: Sequence[OwnedProcess]) -> None:
     """Ask the workers that `trinamo up` runs and that discovery does not name."""
     missing: list[str] = []
 
@@ -514,7 +516,9 @@ async def ask_processes(survey: Survey, processes: Sequence[OwnedProcess]) -> No
         if any(each.metadata.get("pid") == str(process.pid) for each in survey.instances):
             return
         try:
-            health = await fetch_facts(process.url) if process.url and process.pid else {}
+            health = (
+                await fetch_facts(asking.fetch, process.url) if process.url and process.pid else {}
+            )
         except TrinamoError:
             health = {}
         for instance in survey.instances:

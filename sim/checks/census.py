@@ -146,7 +146,7 @@ def _slow_clients(process: Process, http: HttpConfig) -> Iterator[str]:
     """What is kept of answers that clients do not read: a bound, and what is pushed at a time."""
     bound = http.backlog_bytes_max + EVENT_BYTES_MAX * PUSHED_ITEMS_MAX
     server = None if process.service is None else process.service.server
-    for connection in () if server is None else server._connections:  # noqa: SLF001 -- as above
+    for connection in getattr(server, "_connections", ()):
         output = getattr(connection, "output", None)
         if output is not None and len(output._backlog) > bound:  # noqa: SLF001
             yield f"{process.name} keeps {len(output._backlog)} bytes for one client"  # noqa: SLF001

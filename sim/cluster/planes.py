@@ -18,6 +18,7 @@ from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.data import open_data_plane
+from trinamo.transports.assembly.http import Http
 from trinamo.transports.tcp import TcpOptions
 
 from .memory import ClusterMemory
@@ -43,9 +44,12 @@ class _NotedSpans:
 class SimTransports:
     """The planes of one host, as `open_runtime` asks for them.
 
-    Implements `runtime.planes.transports.Transports`. After `open_data` the TCP ends are in `home`, `calls`,
+    Implements `runtime.process.transports.Transports`. After `open_data` the TCP ends are in `home`, `calls`,
     `requests` and `server`, for whoever takes a census.
     """
+
+    http = Http()
+    """The real one, on simulated sockets."""
 
     def __init__(self, name: str, services: Services, memory: ClusterMemory) -> None:
         self.name = name

@@ -56,7 +56,7 @@ from .runtime.engines.echo import open_echo_engine as open_echo_engine
 from .runtime.engines.exact.engine import open_exact_engine as open_exact_engine
 
 # The HTTP service and its models as objects, beside `serve_frontend`: `examples/http_service.py`.
-from .runtime.http.service import HttpService as HttpService
+from .transports.assembly.http_service import HttpService as HttpService
 from .runtime.http.models.models import ModelManager as ModelManager
 
 # What call-home streams come to, and where engines publish their memory, in programs of their own.
@@ -104,7 +104,7 @@ from .transports.servers.embedded import (
 
 # What a process is given: clock and chance, planes, counters.
 from .runtime.env import Env as Env, RealEnv as RealEnv
-from .runtime.planes.transports import Transports as Transports
+from .runtime.process.transports import Transports as Transports
 from .transports.assembly.planes import RealTransports as RealTransports
 from .runtime.metrics.frontend import FrontendMetrics as FrontendMetrics
 from .runtime.metrics.worker import WorkerMetrics as WorkerMetrics

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from tests.runtime.one_process import OneProcess, open_process
+from trinamo import HttpService
 from trinamo.runtime.context import Context
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

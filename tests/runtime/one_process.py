@@ -16,6 +16,7 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.traces.spans import Span, SpanSink
+from trinamo.transports.assembly.http import Http
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
@@ -34,6 +35,8 @@ from trinamo.transports.tcp import (
 
 class OneProcess:
     """A `Transports` whose planes share one store and one broker. Remembers the TCP ends it made."""
+
+    http = Http()
 
     def __init__(self) -> None:
         self.store = MemoryStore()

@@ -16,7 +16,7 @@ import trio
 from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http import HttpService
+from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.process import show_process
 from trinamo.runtime.metrics.worker import WorkerMetrics

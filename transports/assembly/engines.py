@@ -23,6 +23,7 @@ from trinamo.runtime.process.one_process import serve_engines
 from trinamo.runtime.process.roles import FrontendReady
 from trinamo.runtime.process.stopping import StopRequest
 
+from .http import Http
 from .process import asked_to_stop
 
 AnyEngine = EngineDefinition | GenerationEngine | Callable[..., Any]
@@ -68,7 +69,7 @@ async def serve(
         engines = [await _opened(each, opened) for each in given]
         models = ", ".join(each.info.model for each in engines)
         tell = ready or partial(_tell, models)
-        await serve_engines(config, env, engines, asked, ready=tell, metrics=metrics)
+        await serve_engines(config, env, engines, asked, http=Http(), ready=tell, metrics=metrics)
 
 
 def run(

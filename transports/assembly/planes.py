@@ -23,6 +23,7 @@ from trinamo.transports.tcp import TcpOptions
 
 from .data import open_data_plane
 from .embedded import embedded_etcd, embedded_nats
+from .http import Http
 from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 class RealTransports:
     """A `Transports` that talks to the world."""
+
+    http = Http()
 
     def __init__(self) -> None:
         self._secret: bytes | None = None

@@ -13,10 +13,10 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.planes.transports import Transports
 from trinamo.runtime.process import opening
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest, stopped_by_signals
+from trinamo.runtime.process.transports import Transports
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.worker.endpoint import InputHandler, StreamHandler, UnaryHandler
 

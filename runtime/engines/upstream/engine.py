@@ -17,7 +17,7 @@ from ...protocol.openai.generate import Delta, GenerateRequest
 from ...sinks import Sink
 from ..generation import EngineInfo, EngineStatistics
 from .upstream import Upstream, open_upstream
-from .watch import ListedModel, list_models
+from .watch import list_models
 
 _log = logging.getLogger("trinamo.upstream")
 _START_PAUSE_S: Final = 0.5
@@ -55,7 +55,7 @@ class UpstreamEngine:
             )
         self._running += 1
         try:
-            answer = await self.upstream.open(request, self._theirs, self.upstream.call(context))
+            answer = await self.upstream.open(request, self._theirs, context)
             try:
                 await answer.forward(sink)
             finally:
@@ -73,8 +73,7 @@ class UpstreamEngine:
     def is_healthy(self) -> bool:
         """Whether the upstream answers, and has the model: it may have been restarted with another."""
         view = self.upstream.view
-        is_listed = not view.models or any(each.id == self._theirs for each in view.models)
-        return view.is_healthy and is_listed
+        return view.is_healthy and (not view.models or self._theirs in view.models)
 
     async def wait_health(self, *, seen: bool) -> bool:
         """Return the health once it is not `seen`. Safe to cancel."""
@@ -110,18 +109,19 @@ async def open_upstream_engine(
     """
     assert section.url is not None, "whoever chose this engine has looked"
     async with open_upstream(section.url, section) as upstream:
-        listed = _choose(await _wait_models(upstream, section), section.model, model)
+        listed = await _wait_models(upstream, section)
+        theirs = _choose(listed, section.model, model)
         info = EngineInfo(
             engine="openai",
-            model=model or listed.id,
-            context_tokens_max=context_tokens_max or listed.context_tokens_max,
+            model=model or theirs,
+            context_tokens_max=context_tokens_max or listed[theirs],
             can_resume=section.resume != "off",
             passes_through=True,
         )
-        yield UpstreamEngine(upstream, info, listed.id, running_max)
+        yield UpstreamEngine(upstream, info, theirs, running_max)
 
 
-async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> list[ListedModel]:
+async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> dict[str, int]:
     last: TrinamoError | None = None
     with trio.move_on_after(section.start_timeout_s):
         while True:
@@ -141,19 +141,17 @@ async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> list[List
     )
 
 
-def _choose(listed: list[ListedModel], theirs: str | None, ours: str | None) -> ListedModel:
-    """The entry of the model to serve."""
-    by_id = {each.id: each for each in listed}
+def _choose(listed: dict[str, int], theirs: str | None, ours: str | None) -> str:
+    """What the upstream calls the model to serve."""
     wanted = theirs or ours
-    if wanted is None or (theirs is None and wanted not in by_id):
-        if len(by_id) == 1:
-            return listed[0]
-        names = ", ".join(list(by_id)[:8])
+    names = ", ".join(list(listed)[:8])
+    if wanted is None or (theirs is None and wanted not in listed):
+        if len(listed) == 1:
+            return next(iter(listed))
         raise ConfigError(
             f"the upstream lists several models ({names}); choose one with --model-name, or with"
             " --set worker.upstream.model=… if clients call it otherwise"
         )
-    if wanted not in by_id:
-        names = ", ".join(list(by_id)[:8])
+    if wanted not in listed:
         raise ConfigError(f"the upstream does not list the model {wanted!r}; it lists {names}")
-    return by_id[wanted]
+    return wanted

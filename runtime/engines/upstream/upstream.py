@@ -24,7 +24,7 @@ from ...protocol.openai.passing import (
 )
 from .address import Address, find_address
 from .answers import StreamedAnswer, WholeAnswer
-from .calls import Calling, Calls
+from .calls import Calls
 from .connections import Connections, request_head
 from .exchange import UpstreamAnswer
 from .readers import Readers
@@ -46,6 +46,7 @@ class Upstream:
 
     def __init__(self, address: Address, section: UpstreamConfig, nursery: trio.Nursery) -> None:
         self.address = address
+        self.url, self.place = address.url, f"{address.host}:{address.port}"
         self.section = section
         self._connections = Connections(address, section.connect_timeout_s, nursery)
         looks = Connections(address, section.connect_timeout_s, nursery)
@@ -54,12 +55,8 @@ class Upstream:
         self._calls = Calls(section)
         self._readers = Readers() if hasattr(select, "epoll") else None
 
-    def call(self, context: Context) -> Calling:
-        """What `open` asks within: whoever holds it may give the request up."""
-        return self._calls.call(context)
-
-    async def open(self, request: GenerateRequest, model: str, calling: Calling) -> UpstreamAnswer:
-        """Send the request's body, for the upstream's `model`, within `calling`, which is used once.
+    async def open(self, request: GenerateRequest, model: str, context: Context) -> UpstreamAnswer:
+        """Send the request's body, for the upstream's `model`.
 
         Returns once it begins to answer; if it does not stream, once the answer is whole: as long as
         nothing is handed on, another upstream may do it. The answer is to be forwarded, and closed.
@@ -73,7 +70,7 @@ class Upstream:
         body = self._body(request, asked.model, model)
         form = self._form(request, asked, model)
         answer = UpstreamAnswer(
-            self._connections, self._calls, self._readers, self.section, calling.context, form
+            self._connections, self._calls, self._readers, self.section, context, form
         )
         if body is None:
             answer.take_end(last_chunk(request.opening))
@@ -83,9 +80,9 @@ class Upstream:
             "POST",
             self.address.path + request.path.removeprefix("/v1"),
             len(body),
-            _told(calling.context),
+            _told(context),
         )
-        with calling as call:
+        with self._calls.call(context) as call:
             try:
                 answer.take(*await self._connections.request(head, body, heard=call.heard))
                 call.is_begun, call.brought_at = True, call.heard_at

@@ -12,6 +12,7 @@ import trio
 
 from ...errors import ConnectError, RemoteProtocolError, TrinamoError
 from ...logs.access import LOOK_AGENT
+from ...planes.upstreams import Load
 from .answers import WholeAnswer
 from .connections import Connections, request_head
 from .refusals import refusal_of
@@ -37,16 +38,6 @@ _GAUGES: Final = {
     b"llamacpp:kv_cache_usage_ratio": "kv_used",
 }
 """What servers call it: requests are added up, of fractions of the KV cache the largest counts."""
-
-
-@attrs.frozen
-class Load:
-    """How busy an upstream says it is, whoever keeps it busy."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_used: float = 0.0
-    """A fraction."""
 
 
 def parse_load(page: bytes) -> Load | None:
@@ -83,7 +74,7 @@ def _samples(page: bytes, name: bytes) -> Iterator[float]:
             yield number
 
 
-class ListedModel(msgspec.Struct, frozen=True):
+class _ListedModel(msgspec.Struct, frozen=True):
     """One entry of `/v1/models`: OpenAI's fields, vLLM's and llama.cpp's."""
 
     id: str
@@ -100,7 +91,7 @@ class ListedModel(msgspec.Struct, frozen=True):
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    data: list[ListedModel]
+    data: list[_ListedModel]
 
 
 _models_decoder = msgspec.json.Decoder(_Listed)
@@ -127,8 +118,8 @@ async def fetch(
     raise ConnectError(f"the upstream {connections.address.url} does not answer {path}")
 
 
-async def list_models(connections: Connections) -> list[ListedModel]:
-    """The models that the upstream lists. Raises `TrinamoError` if it does not."""
+async def list_models(connections: Connections) -> dict[str, int]:
+    """The models that the upstream lists, and the tokens of their contexts. Raises `TrinamoError` if it does not."""
     address = connections.address
     status, body = await fetch(connections, f"{address.path}/models")
     if status != 200:
@@ -137,11 +128,12 @@ async def list_models(connections: Connections) -> list[ListedModel]:
             f"the upstream {address.url} has no {address.path}/models: is this its base URL?"
         )
     try:
-        return _models_decoder.decode(body).data[:_MODELS_MAX]
+        listed = _models_decoder.decode(body).data[:_MODELS_MAX]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(
             f"the upstream {address.url} does not list its models: {error}"
         ) from error
+    return {each.id: each.context_tokens_max for each in listed}
 
 
 @attrs.define(eq=False)
@@ -159,7 +151,7 @@ class UpstreamView:
     """What went wrong at the last look."""
     load: Load | None = None
     """None if it does not tell."""
-    models: list[ListedModel] = attrs.field(factory=list)
+    models: dict[str, int] = attrs.field(factory=dict)
     changed: trio.Event = attrs.field(factory=trio.Event)
     """Of the next change of health or models."""
     _failures: int = 0

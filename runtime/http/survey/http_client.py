@@ -9,12 +9,11 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
 import h11
-import msgspec
 import trio
 
 from ...errors import (
@@ -25,7 +24,6 @@ from ...errors import (
     RemoteProtocolError,
 )
 from ...logs.text import cut, reason
-from ...protocol.undecodable import UNDECODABLE
 
 READ_BYTES: Final = 65_536
 BODY_BYTES_MAX: Final = 8 << 20
@@ -121,15 +119,6 @@ async def fetch(
         async with open_request(url, headers=headers, connect_timeout_s=timeout_s) as response:
             return response.status, await response.body(bytes_max=bytes_max)
     raise ConnectError(f"{url} did not answer within {timeout_s:g} s")
-
-
-async def fetch_json(url: str, *, timeout_s: float = 3.0, bytes_max: int = BODY_BYTES_MAX) -> Any:
-    """GET a URL that answers with JSON, whatever its status."""
-    _, body = await fetch(url, timeout_s=timeout_s, bytes_max=bytes_max)
-    try:
-        return msgspec.json.decode(body)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{url} did not answer with JSON") from error
 
 
 def _split(url: str) -> SplitResult:

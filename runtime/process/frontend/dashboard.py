@@ -41,11 +41,14 @@ def open_dashboard(
     dashboard = Dashboard(
         runtime.config,
         runtime.env.clock,
-        look=Gatherer(runtime.config, runtime.control, service.full_view, place).look,
+        look=Gatherer(
+            runtime.config, runtime.control, service.full_view, place, service.http.fetch
+        ).look,
         view=service.view,
         facts=facts,
         traces=runtime.traces,
         place=place,
+        fetch=service.http.fetch,
     )
     if _is_public(section):
         service.add(dashboard.handlers, dashboard.routes)
@@ -73,6 +76,7 @@ def open_own_dashboard(
         facts=lambda: frontend_facts(service.view(), metrics, engines=engines),
         traces=traces,
         place=Place(name="this process"),
+        fetch=service.http.fetch,
     )
     service.add(dashboard.handlers, dashboard.routes)
     nursery.start_soon(dashboard.run)

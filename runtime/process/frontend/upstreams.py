@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -17,9 +18,9 @@ from ...caller.router import Router
 from ...config.config import Config
 from ...config.router import RouterConfig
 from ...config.worker import endpoint_of_model
-from ...engines.upstream.upstream import Upstream, open_upstream
 from ...events.load import LoadReport
 from ...nurseries import open_nursery
+from ...planes.upstreams import Upstream
 from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ...protocol.discovery.model_cards import encode_card, model_key
 from ...protocol.discovery.routing import Policy
@@ -48,13 +49,12 @@ class _Watched:
     """What its first look has found."""
 
     def instance(self, model: str) -> Instance:
-        address = self.upstream.address
         return Instance(
             endpoint=str(_endpoint_of(model)),
             id=self.instance_id,
-            transports={"http": f"{address.host}:{address.port}"},
+            transports={"http": self.upstream.place},
             draining=not self.upstream.view.is_healthy,
-            metadata={"engine": "openai", "model": model, "upstream": address.url},
+            metadata={"engine": "openai", "model": model, "upstream": self.upstream.url},
         )
 
 
@@ -90,27 +90,27 @@ class DirectUpstreams:
             task_status.started()
 
     async def _watch(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
-        async with open_upstream(url, self._section) as upstream:
-            name = hashlib.blake2b(upstream.address.url.encode(), digest_size=8).hexdigest()
+        async with self._runtime.http.open_upstream(url, self._section) as upstream:
+            name = hashlib.blake2b(upstream.url.encode(), digest_size=8).hexdigest()
             self._watched[name] = watched = _Watched(upstream, name)
             # Others than the log know it by its id alone.
-            _log.info("the upstream %s is instance %s", upstream.address.url, name)
+            _log.info("the upstream %s is instance %s", upstream.url, name)
             task_status.started()
             await self._follow(watched)
 
     async def _follow(self, watched: _Watched) -> None:
         """Offer what the upstream lists, for new requests while it is well."""
-        view, url = watched.upstream.view, watched.upstream.address.url
+        view, url = watched.upstream.view, watched.upstream.url
         await view.looked.wait()
         while True:
             changed = view.changed
             if not view.is_healthy:
                 _log.warning("the upstream %s is away: %s", url, view.why)
-            await self._offer(watched, {each.id: each.context_tokens_max for each in view.models})
+            await self._offer(watched, view.models)
             watched.is_offered.set()
             await changed.wait()
 
-    async def _offer(self, watched: _Watched, models: dict[str, int]) -> None:
+    async def _offer(self, watched: _Watched, models: Mapping[str, int]) -> None:
         control, is_well = self._runtime.control, watched.upstream.view.is_healthy
         for model, context_tokens_max in models.items():
             told = watched.offered.get(model)
@@ -129,7 +129,7 @@ class DirectUpstreams:
                 passes_through=True,
             )
             if told is None:
-                _log.info("the upstream %s serves %s", watched.upstream.address.url, model)
+                _log.info("the upstream %s serves %s", watched.upstream.url, model)
             await control.put(instance.key, encode_instance(instance))
             await control.put(model_key(model, instance.id), encode_card(card))
         for model in watched.offered.keys() - models.keys():

@@ -17,13 +17,13 @@ from ...errors import ConfigError, TrinamoError
 from ...kv.transfer.router import open_transfer_router
 from ...metrics.transfers import TransferMetrics
 from ...metrics.weights import WeightsMetrics
-from ...planes.transports import Transports
 from ...weights.files import manifest_of, open_partial
 from ...weights.lender import HeldFile, Lender, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
 from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
 from ..opening import open_runtime
 from ..runtime import Runtime
+from ..transports import Transports
 
 _log = logging.getLogger("trinamo.weights")
 _LOOK_S: Final = 0.5

@@ -18,8 +18,12 @@ from trinamo.cli.running.locating import Target
 from trinamo.cli.status.survey import survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.service import HttpService
+from trinamo.runtime.http.survey.http_client import fetch
+from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.view.listing import InstanceLook, ModelLook
 from trinamo.runtime.view.overview import FrontendView, InstanceView, Overview
@@ -33,6 +37,7 @@ from trinamo.runtime.view.survey import (
     ask_processes,
     tell_frontends,
 )
+from trinamo.transports.assembly.http import Http
 from trinamo.transports.assembly.run_file import ProcessEntry
 from trinamo.transports.servers.binaries import free_port
 
@@ -72,7 +77,9 @@ def seen(
 @asynccontextmanager
 async def frontend(overview: Overview, **settings: Any) -> AsyncIterator[str]:
     """The address of a frontend that knows this."""
-    service = HttpService.builder().config(port=0, **settings).look(lambda: overview).build()
+    env = RealEnv()
+    section = msgspec.convert({"port": 0, **settings}, HttpConfig)
+    service = HttpService(section, env, FrontendMetrics(env), Http(), lambda: overview)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)
         yield f"http://127.0.0.1:{port}"
@@ -106,7 +113,7 @@ async def test_a_frontend_that_wants_a_key_is_not_away(tmp_path: Path) -> None:
     async with frontend(seen("live"), api_keys_file=str(tmp_path / "keys")) as url:
         look = FrontendLook("frontend", 0, url, "", is_named=True)
         survey = Survey(etcd="", cluster=None, frontend=None, frontends=[look])
-        await ask_frontends(survey.frontends, Asking())
+        await ask_frontends(survey.frontends, Asking(fetch))
         assert tell_frontends(survey) == []
         with pytest.raises(ConnectError, match=f"{url} wants a key: --key-env"):
             await survey_cluster(target(), url=url)
@@ -209,7 +216,7 @@ async def test_a_status_address_that_makes_no_sense_is_an_instance_that_is_away(
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
     survey.instances = [look(url)]
     survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
-    await ask_instances(survey)
+    await ask_instances(survey, Asking(fetch))
 
     (away,) = survey.away
     assert away.startswith("instance 1 of a/b/c does not answer")
@@ -221,7 +228,7 @@ async def test_a_status_address_that_makes_no_sense_is_an_instance_that_is_away(
 async def test_silent_instances_without_number_are_counted() -> None:
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
     survey.instances = [look("nowhere") for _ in range(300)]
-    await ask_instances(survey)
+    await ask_instances(survey, Asking(fetch))
 
     assert len(survey.away) == TOLD_MAX + 1
     assert survey.away[-1] == f"{300 - TOLD_MAX} more instances do not answer"
@@ -230,7 +237,7 @@ async def test_silent_instances_without_number_are_counted() -> None:
 
 async def test_a_cluster_that_nobody_serves_is_not_whole() -> None:
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
-    await ask_instances(survey)
+    await ask_instances(survey, Asking(fetch))
 
     assert survey.away == ["no instance is registered: no request can be answered"]
 
@@ -240,7 +247,9 @@ async def test_a_worker_of_up_that_cannot_register_is_away() -> None:
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
     survey.instances = [look("")]
     known = ProcessEntry("worker-1", 7, "")
-    await ask_processes(survey, [known, ProcessEntry("worker-2", 8), ProcessEntry("worker-3", 0)])
+    await ask_processes(
+        survey, Asking(fetch), [known, ProcessEntry("worker-2", 8), ProcessEntry("worker-3", 0)]
+    )
 
     assert survey.away == [
         "worker-2 of `trinamo up` is not registered; its log says why",
@@ -289,7 +298,7 @@ async def test_an_instance_that_cannot_be_asked_is_away_if_the_frontend_has_lost
     survey.models = [ModelLook("m", "a/b/c", "echo", 64, registered=1)]
     known = seen("live", "connection lost")
     view = FrontendView(status="ready", in_flight=1, models=[], cluster=known)
-    await ask_instances(survey, [("the frontend", view)])
+    await ask_instances(survey, Asking(fetch), [("the frontend", view)])
 
     (away,) = survey.away
     assert away == (

@@ -11,7 +11,7 @@ import trio
 
 from tests.certificates import Authority
 from tests.runtime.http.running import Generate, LocalEngine, Running, say_hello
-from trinamo.runtime.http import HttpService
+from trinamo import HttpService
 from trinamo.runtime.protocol.openai.generate import Feature, ModelCard
 
 

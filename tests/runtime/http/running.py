@@ -15,7 +15,7 @@ import trio
 import trio.lowlevel
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.http import HttpService
+from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,

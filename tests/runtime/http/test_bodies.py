@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from tests.runtime.http.running import on_every_server
+from trinamo import HttpService
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies, Body
 from trinamo.runtime.protocol.openai.generate import (
     Delta,

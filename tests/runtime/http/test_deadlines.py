@@ -13,7 +13,7 @@ from tests.runtime.http.running import LocalEngine
 from tests.runtime.http.test_chat import HELLO, NO_DELTAS, post
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.http.deadlines import find_deadline
+from trinamo.runtime.http.exchanges import find_deadline
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 CHAT = "/v1/chat/completions"

@@ -13,9 +13,10 @@ import trio
 import trio.lowlevel
 
 from tests.runtime.one_process import OneProcess, open_process
+from trinamo import HttpService
 from trinamo.runtime.context import Context
-from trinamo.runtime.http import HttpService, ModelKind
 from trinamo.runtime.http.models.discovery import watch_models
+from trinamo.runtime.http.models.models import ModelKind
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

@@ -11,9 +11,9 @@ import trio
 import trio.lowlevel
 
 from tests.runtime.http.running import on_every_server
+from trinamo import HttpService
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import LocalProtocolError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 
 pytestmark = on_every_server

@@ -19,6 +19,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.admission.keys import ApiKeys
 from trinamo.runtime.http.app import build_starlette
 from trinamo.runtime.http.status_app import tasks_routes
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.tasks import (
@@ -203,7 +204,7 @@ async def test_beyond_loopback_only_an_operator_is_told(
     keys: ApiKeys, host: str, key: str, has_keys: bool, status: int
 ) -> None:
     view = TaskTree(VirtualClock()).view
-    routes = tasks_routes(view, host, keys if has_keys else None, dict)
+    routes = tasks_routes(view, host, keys if has_keys else None, fetch, dict)
     transport = httpx.ASGITransport(build_starlette(routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://port") as client:
         headers = {"authorization": f"Bearer {key}"} if key else {}

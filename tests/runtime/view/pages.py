@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from tests.sim.report.browser import Browser
-from trinamo.runtime.http import HttpService
+from trinamo import HttpService
 from trinamo.runtime.view.overview import PREFIX
 from trinamo.runtime.view.pages import Tabs, file_routes
 from trinamo.runtime.view.snapshot import Snapshot

@@ -26,6 +26,7 @@ from tests.runtime.view import pages
 from trinamo.cli.doctor.discovery import cluster_findings, reach_findings
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.planes import ControlStatistics, EventStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.traces.requests import RequestsView, RequestView
@@ -133,7 +134,7 @@ async def all_of(cluster: SmallCluster, key: str = "") -> dict[str, Any]:
     url, status_url = (str(each.base_url).rstrip("/") for each in (cluster.http, frontend))
     named = FrontendLook("frontend", 0, url, status_url, is_named=True)
     survey = await survey_around(
-        await read_listing(control), Neighbours(frontends=[named]), Asking(key=key)
+        await read_listing(control), Neighbours(frontends=[named]), Asking(fetch, key=key)
     )
     return told | {"status": shown(survey)}
 
@@ -243,7 +244,7 @@ async def test_an_outage_of_the_control_plane() -> None:
     control, now = Store(OneProcess().store), [view(*STATES)]
     await register(control, range(1, 9), GENERATE)
     await register(control, [11], "trinamo/backend/prefill")
-    gatherer = Gatherer(config(), control, lambda: now[-1], Place("frontend", 1))
+    gatherer = Gatherer(config(), control, lambda: now[-1], Place("frontend", 1), fetch)
     told = {}
     for name, is_away, known in (
         ("before", False, view(*STATES)),

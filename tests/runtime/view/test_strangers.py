@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.view.listing import InstanceLook
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.snapshot import Snapshots
@@ -60,8 +61,8 @@ def look(*instances: InstanceLook) -> Survey:
 async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -> None:
     async with answering(body) as (url, _):
         found = look(instance(1, url))
-        await ask_instances(found, asking=Asking(timeout_s=10))
-        legs, away = await ask_legs("id", {url: "nonsense"})
+        await ask_instances(found, Asking(fetch, timeout_s=10))
+        legs, away = await ask_legs(fetch, "id", {url: "nonsense"})
 
     made = Snapshots().make(found, None, {}, [], interval_s=1.0, now_s=1.0, wall=1.0)
     [row] = msgspec.json.decode(msgspec.json.encode(made))["instances"]
@@ -74,7 +75,7 @@ async def test_no_more_instances_are_asked_than_are_shown() -> None:
     """A page that looks every second would keep a frontend of a large cluster busy otherwise."""
     async with answering(b'{"status": "ready"}') as (url, asked):
         survey = look(*(instance(number, f"{url}/{number}") for number in range(5)))
-        await ask_instances(survey, asking=Asking(timeout_s=10, asked_max=2))
+        await ask_instances(survey, Asking(fetch, timeout_s=10, asked_max=2))
 
     assert len(asked) == 2
     assert [each.health is not None for each in survey.instances] == [

@@ -11,8 +11,9 @@ import trio
 from tests.runtime.one_process import OneProcess, config
 from tests.runtime.small_cluster import open_small_cluster
 from tests.runtime.view import pages
+from trinamo import HttpService
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.http import HttpService
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.planes import ControlStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.frontends import FrontendEntry
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
@@ -89,7 +90,7 @@ async def test_in_an_outage_the_router_s_view_comes_before_the_last_listing() ->
     control, now = Store(OneProcess().store), [view(seen(1))]
     await control.register(GENERATE, 1, model="m")
     await control.register("a/b/prefill", 2, model="m", role="prefill")
-    gatherer = Gatherer(config(), control, lambda: now[-1], Place("frontend", 1))
+    gatherer = Gatherer(config(), control, lambda: now[-1], Place("frontend", 1), fetch)
     before = await gatherer.look("http://f:1", "")
     control.is_away = True
     now.append(view(seen(7), has_etcd=False))
@@ -118,7 +119,7 @@ async def test_an_instance_is_away_if_a_frontend_does_not_reach_it_whatever_it_s
         ("frontend a", view(seen(1, in_flight=2))),
         ("frontend b", view(seen(1, "cannot be reached", 0))),
     ]
-    await ask_instances(survey, views)
+    await ask_instances(survey, Asking(fetch), views)
 
     assert survey.away == [f"instance 1 of {GENERATE}: frontend b cannot reach it at 10.0.0.1:1"]
     assert (survey.instances[0].in_flight, survey.instances[0].seen) == (2, "cannot be reached")
@@ -132,7 +133,7 @@ async def test_who_dials_in_vain_says_where_and_why() -> None:
     control = Store(OneProcess().store)
     await control.register(GENERATE, 1, model="m")
     survey.instances = (await read_listing(control)).instances
-    await ask_instances(survey, asking=Asking(dial=dial))
+    await ask_instances(survey, Asking(fetch, dial=dial))
 
     (away,) = survey.away
     assert away.startswith(f"instance 1 of {GENERATE} does not answer: ")
@@ -145,9 +146,9 @@ async def test_who_wants_a_key_is_told_as_one_that_does(tmp_path: Path) -> None:
     service = HttpService.builder().config(port=0, api_keys_file=str(tmp_path / "keys")).build()
     async with trio.open_nursery() as nursery:
         url = f"http://127.0.0.1:{await nursery.start(service.run)}"
-        _, wanted = await ask_legs("id", {url: "frontend"})
-        _, wrong = await ask_legs("id", {url: "frontend"}, keys={url: "sk-another-one"})
-        found, away = await ask_legs("id", {url: "frontend"}, keys={url: "sk-0123456789"})
+        _, wanted = await ask_legs(fetch, "id", {url: "frontend"})
+        _, wrong = await ask_legs(fetch, "id", {url: "frontend"}, keys={url: "sk-another-one"})
+        found, away = await ask_legs(fetch, "id", {url: "frontend"}, keys={url: "sk-0123456789"})
         service.stop()
     assert wanted == ["frontend does not answer: 401: it wants a key; --key-env names one"]
     assert wrong == ["frontend does not answer: 401: that key is no operator's"]

@@ -19,14 +19,15 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         import trio
 
-        from trinamo.runtime.http.survey.http_client import fetch_json
+        from trinamo.runtime.http.survey.http_client import fetch
+        from trinamo.runtime.http.transport import fetch_json
 
         from ..running.locating import frontend_url, locate, quiet_log
 
         quiet_log()
         base = ctx.params.get("url") or frontend_url(locate(sources_of(ctx.params)))
         url = f"{base.rstrip('/').removesuffix('/v1')}/v1/models"
-        found = trio.run(partial(fetch_json, url, timeout_s=COMPLETION_TIMEOUT_S))
+        found = trio.run(partial(fetch_json, fetch, url, timeout_s=COMPLETION_TIMEOUT_S))
         names = [str(each["id"]) for each in found["data"]]
     except Exception:  # noqa: BLE001 -- a shell that completes has no place for it
         return []

@@ -264,11 +264,12 @@ def check_files(config: Config, *, serves_http: bool) -> None:
     from trinamo.runtime.config.membership_secret import read_secret
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.http import service
+    from trinamo.transports.assembly.http import Http
 
     read_secret(config.security)
     planes.check_files(config)
     if serves_http:
-        service.check_files(config.http, RealEnv())
+        service.check_files(config.http, RealEnv(), Http())
 
 
 def _run_role(

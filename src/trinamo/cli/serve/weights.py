@@ -18,7 +18,7 @@ from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.metrics.weights import WeightsMetrics
-from trinamo.runtime.planes.transports import Transports
+from trinamo.runtime.process.transports import Transports
 from trinamo.runtime.process.worker.weights import WorkerWeights, take_weights
 from trinamo.runtime.weights.lender import HeldFile
 from trinamo.runtime.weights.taker import Progress, Wanted

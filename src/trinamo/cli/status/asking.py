@@ -51,7 +51,7 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
     is nobody to be asked.
     """
     places, keys = await find_places(target, url, key)
-    told, away = await ask_legs(request_id, places, keys)
+    told, away = await ask_legs(fetch, request_id, places, keys)
     answers = Answers(asked=len(places), away=away)
     for name, view in told:
         answers.keeping += view.requests_max > 0

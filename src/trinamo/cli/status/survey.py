@@ -14,6 +14,7 @@ from trinamo.runtime.config.keys import is_loopback
 from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
+from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.view.listing import Listing, read_listing
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane
@@ -43,7 +44,7 @@ async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Sur
         return await survey_around(
             listing,
             neighbours,
-            Asking(key=key, dial=dial),
+            Asking(fetch, key=key, dial=dial),
             servers=config.event_plane.nats.servers,
         )
 

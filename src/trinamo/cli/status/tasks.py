@@ -47,6 +47,7 @@ def tasks(
     import trio
 
     from trinamo.runtime.errors import UnavailableError
+    from trinamo.runtime.http.survey.http_client import fetch
     from trinamo.runtime.process.tasks import TasksView
     from trinamo.runtime.view.requests import ask_places
 
@@ -60,7 +61,7 @@ def tasks(
         places, keys = {place: place}, {place: key}
         if not place:
             places, keys = await find_places(locate(sources), "", key)
-        return await ask_places("/tasks", TasksView, places, keys)
+        return await ask_places(fetch, "/tasks", TasksView, places, keys)
 
     told, away = trio.run(ask)
     told.sort(key=lambda each: each[0])

@@ -24,7 +24,8 @@ import trio
 
 from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
-from trinamo.runtime.http.survey.http_client import fetch_json
+from trinamo.runtime.http.survey.http_client import fetch
+from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
@@ -324,7 +325,7 @@ class Cluster:
 
 async def _is_useful(url: str) -> bool:
     try:
-        return bool((await fetch_json(f"{url}/health")).get("status") == "ready")
+        return bool((await fetch_json(fetch, f"{url}/health")).get("status") == "ready")
     except TrinamoError:
         return False
 

@@ -16,8 +16,8 @@ import trio
 
 from tests.runtime.engines.loop.hosting import collect, token_ids
 from tests.session import needs
+from trinamo import HttpService
 from trinamo.runtime.errors import ConfigError, EngineError, RequestError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.protocol.openai.generate import ChatMessage, FinishReason, GenerateRequest
 
 needs.LLAMACPP.imported()

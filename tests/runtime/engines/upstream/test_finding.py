@@ -14,8 +14,9 @@ from trinamo.runtime.engines.upstream import watch
 from trinamo.runtime.engines.upstream.address import find_address
 from trinamo.runtime.engines.upstream.engine import open_upstream_engine
 from trinamo.runtime.engines.upstream.upstream import open_upstream
-from trinamo.runtime.engines.upstream.watch import Load, parse_load
+from trinamo.runtime.engines.upstream.watch import parse_load
 from trinamo.runtime.errors import ConfigError, ConnectError
+from trinamo.runtime.planes.upstreams import Load
 
 
 async def test_a_worker_says_what_it_cannot_find() -> None:

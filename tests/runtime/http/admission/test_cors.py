@@ -13,8 +13,8 @@ import trio
 from tests.runtime.http.running import on_every_server
 from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
+from trinamo import HttpService
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.http import HttpService
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.runtime.http.running import on_every_server
+from trinamo import HttpService
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.exchanges import RequestIds
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}

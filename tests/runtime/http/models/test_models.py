@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from trinamo import HttpService
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ModelAlreadyExistsError, ModelNotFoundError
-from trinamo.runtime.http import HttpService, ModelKind, ModelManager
-from trinamo.runtime.http.models.models import ModelAwayError
+from trinamo.runtime.http.models.models import ModelAwayError, ModelKind, ModelManager
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
 CHAT, COMPLETIONS = ModelKind.CHAT, ModelKind.COMPLETIONS

@@ -10,7 +10,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
 from tests.runtime.small_cluster import open_small_cluster
-from trinamo.runtime.http import HttpService
+from trinamo import HttpService
 from trinamo.runtime.http.routes.openapi import OPERATIONS, openapi_document
 
 UNDOCUMENTED = ("/dashboard",)

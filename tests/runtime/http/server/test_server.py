@@ -17,9 +17,9 @@ import trio
 import trio.lowlevel
 
 from tests.sse import parse_events
+from trinamo import HttpService
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.server.listening import open_listeners
 from trinamo.runtime.protocol.openai.answers import ChatChunk
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest

@@ -14,9 +14,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from tests.certificates import Authority
+from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.http import HttpService
 from trinamo.runtime.http.server.tls.certificates import Certificates, find_certificate_faults
 from trinamo.runtime.http.server.tls.expiry import find_expiry
 

@@ -1,1 +1,0 @@
-"""An HTTP client for the questions that processes ask each other."""
