@@ -22,7 +22,7 @@ ARGS ?=
 # Processes that share the tests: two for each core, since many tests wait; each takes some 700 MB.
 LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
 # Tests whose outcome may depend on Python's version: TLS, sockets, isolation, digests, asyncio.
-VERSIONED := tests/runtime/http/server/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
+VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
 	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
 	tests/sim/isolation tests/sim/core tests/sim/net tests/sim/programs tests/runtime/engines/own \
 	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py

@@ -7,11 +7,11 @@ import json
 
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.protocol.openai.sse import (
     TextTemplate,
     encode_data,
 )
+from trinamo.transports.openai.events import EventSplitter
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -7,7 +7,7 @@ import trio
 from hypothesis import given, strategies as st
 
 from properties.strategies import cut, cuts
-from tests.runtime.http.server.http1.served import HOST, LAST, echo_handler, serving
+from tests.transports.http.http1.served import HOST, LAST, echo_handler, serving
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from tests.runtime.engines.upstream.dialects import DIALECTS, Dialect, read
 from tests.sse import parse_events
-from trinamo.runtime.engines.upstream.events import EventSplitter
+from tests.transports.openai.dialects import DIALECTS, Dialect, read
+from trinamo.transports.openai.events import EventSplitter
 
 EVENT_BYTES_MAX = 1 << 16
 

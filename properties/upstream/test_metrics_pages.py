@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import example, given, strategies as st
 
-from trinamo.runtime.engines.upstream.watch import parse_load
 from trinamo.runtime.planes.upstreams import Load
+from trinamo.transports.openai.watch import parse_load
 
 NAMES = (
     "vllm:num_requests_running",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
@@ -249,3 +250,16 @@ def config_fields(root: type[Section]) -> Mapping[str, Field]:
                 key, kind, field.default, units[0] if units else "", texts[-1] if texts else ""
             )
     return found
+
+
+def look_at(*names: str | None) -> tuple[object, ...]:
+    """What is another once one of these files is written or replaced, whatever links lead to it."""
+    seen: list[object] = []
+    for name in names:
+        try:
+            found = Path(name).stat() if name is not None else None
+        except OSError as error:
+            seen.append(error.errno)
+        else:
+            seen.append(found and (found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
+    return tuple(seen)

@@ -27,8 +27,8 @@ EVENT_BYTES_MAX: Final = 512
 """Of a token of the simulated engine."""
 CROWD: Final = 4
 """Tasks of one name that a process may have without a word of its instances: slots, keys, sources."""
-OF_OTHERS: Final = ("trinamo.runtime.http.server.", "trinamo.runtime.kv.transfer.leases.")
-"""Whose tasks are as many as connections of clients, or blocks in quarantine, which I9 counts."""
+OF_OTHERS: Final = ("trinamo.runtime.kv.transfer.leases.",)
+"""Whose tasks are as many as blocks in quarantine, which I9 counts."""
 GAUGES: Final = ("requests_in_flight", "worker_requests_in_flight", "worker_streams")
 
 

@@ -21,9 +21,9 @@ import trio
 
 from trinamo.runtime.context import Reason
 from trinamo.runtime.engines.mocker.engine import expected_text
-from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 from trinamo.runtime.protocol.openai.sse import DONE_DATA
+from trinamo.transports.openai.events import EventSplitter
 
 from .engines import DEAF_WORD, RAISE_WORD
 from .roles import HTTP_PORT, MODEL, Process

@@ -8,9 +8,9 @@ from typing import Any
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.http.server.output import Output
 from trinamo.runtime.protocol.streams.control import Control, Kill
 from trinamo.runtime.protocol.streams.multiplex import Demultiplexer, Multiplexer, StreamIds
+from trinamo.transports.http.output import Output
 from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
 from trinamo.transports.tcp.streams.multiplexed.link import Link
 

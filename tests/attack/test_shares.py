@@ -21,7 +21,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.cli.places import Place, RunningCluster, cluster, rss_bytes
-from tests.runtime.http.server.http2.client import DATA, HEADERS, SETTINGS, frame
+from tests.transports.http.http2.client import DATA, HEADERS, SETTINGS, frame
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

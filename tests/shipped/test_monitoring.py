@@ -21,8 +21,8 @@ from tests.session.needs import PROMTOOL
 from tests.sources import ROOT
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.http.server.tls.series import CertificateSeries
 from trinamo.runtime.metrics.metrics import Metrics
+from trinamo.transports.http.tls.series import CertificateSeries
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"

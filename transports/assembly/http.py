@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.config.upstream import UpstreamConfig
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.http.transport import NO_HANDLERS, AsgiApp, Handlers, HttpServer
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes.upstreams import Upstream
+from trinamo.transports.openai.http_client import fetch
 
 
 class Http:
@@ -27,12 +27,12 @@ class Http:
         rng: random.Random,
         handlers: Handlers = NO_HANDLERS,
     ) -> HttpServer:
-        from trinamo.runtime.http.server.server import Server
+        from trinamo.transports.http.server import Server
 
         return Server(app, config, metrics=metrics, rng=rng, handlers=handlers)
 
     def check_files(self, config: HttpConfig) -> None:
-        from trinamo.runtime.http.server.tls.certificates import Certificates
+        from trinamo.transports.http.tls.certificates import Certificates
 
         if config.tls.certificate_file is not None:
             Certificates(config.tls)
@@ -40,6 +40,6 @@ class Http:
     def open_upstream(
         self, url: str, section: UpstreamConfig
     ) -> AbstractAsyncContextManager[Upstream]:
-        from trinamo.runtime.engines.upstream.upstream import open_upstream
+        from trinamo.transports.openai.upstream import open_upstream
 
         return open_upstream(url, section)

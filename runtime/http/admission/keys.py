@@ -19,11 +19,10 @@ import attrs
 import trio
 
 from ...config.http import HttpConfig
-from ...config.keys import is_loopback
+from ...config.keys import is_loopback, look_at
 from ...errors import ConfigError
 from ...metrics.metrics import Metrics
 from ..exchanges import Headers, find_header
-from ..server.files import look_at
 from ..status import ForbiddenError, UnauthorizedError
 
 LOOK_INTERVAL_S: Final = 5.0

@@ -1,6 +1,6 @@
 """Server-sent events as they are written: chunks to `data:` lines. Sans-IO.
 
-They are read by `engines/upstream/events.py`. What a chunk says is `answers.py`'s business.
+They are read by `transports/openai/events.py`. What a chunk says is `answers.py`'s business.
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 

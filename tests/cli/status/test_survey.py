@@ -22,7 +22,6 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.view.listing import InstanceLook, ModelLook
@@ -39,6 +38,7 @@ from trinamo.runtime.view.survey import (
 )
 from trinamo.transports.assembly.http import Http
 from trinamo.transports.assembly.run_file import ProcessEntry
+from trinamo.transports.openai.http_client import fetch
 from trinamo.transports.servers.binaries import free_port
 
 NATS = "nats://127.0.0.1:4"

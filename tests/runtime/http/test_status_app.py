@@ -7,10 +7,10 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.server.server import Server
 from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.traces.ring import Traces
+from trinamo.transports.http.server import Server
 
 
 async def test_it_tells_health_life_metrics_and_traces() -> None:

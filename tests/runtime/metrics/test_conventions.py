@@ -16,11 +16,11 @@ from tests.runtime.small_cluster import SmallCluster, open_small_cluster
 from tests.sources import ROOT
 from trinamo.cli.serve.output import LogLosses
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.server.tls.series import CertificateSeries
 from trinamo.runtime.metrics.disaggregation import DecodeMetrics, PrefillMetrics
 from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.transfers import ALIASES
 from trinamo.runtime.metrics.weights import WeightsMetrics
+from trinamo.transports.http.tls.series import CertificateSeries
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import trio.testing
 
 from tests.runtime.one_process import config
 from tests.runtime.small_cluster import MODEL, open_small_cluster
-from trinamo import HttpService
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.planes import WatchEvent
 from trinamo.runtime.process.roles import FrontendReady, serve_frontend
 from trinamo.runtime.process.runtime import Runtime

@@ -19,7 +19,6 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.admission.keys import ApiKeys
 from trinamo.runtime.http.app import build_starlette
 from trinamo.runtime.http.status_app import tasks_routes
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.tasks import (
@@ -30,6 +29,7 @@ from trinamo.runtime.process.tasks import (
     TaskTree,
     TaskView,
 )
+from trinamo.transports.openai.http_client import fetch
 
 
 class VirtualClock:

@@ -26,7 +26,6 @@ from tests.runtime.view import pages
 from trinamo.cli.doctor.discovery import cluster_findings, reach_findings
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.planes import ControlStatistics, EventStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.traces.requests import RequestsView, RequestView
@@ -37,6 +36,7 @@ from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView,
 from trinamo.runtime.view.snapshot import Snapshots
 from trinamo.runtime.view.survey import Asking, FrontendLook, Neighbours, Survey, survey_around
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.openai.http_client import fetch
 
 FOLDER: Final = Path(__file__).with_name("golden")
 GENERATE: Final = "trinamo/backend/generate"

@@ -13,7 +13,6 @@ from tests.runtime.small_cluster import open_small_cluster
 from tests.runtime.view import pages
 from trinamo import HttpService
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.planes import ControlStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.frontends import FrontendEntry
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
@@ -23,6 +22,7 @@ from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView,
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import Asking, FrontendLook, Survey, add_listed, ask_instances
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.openai.http_client import fetch
 
 GENERATE = "a/b/generate"
 

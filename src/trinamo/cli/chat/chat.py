@@ -19,8 +19,8 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         import trio
 
-        from trinamo.runtime.http.survey.http_client import fetch
         from trinamo.runtime.http.transport import fetch_json
+        from trinamo.transports.openai.http_client import fetch
 
         from ..running.locating import frontend_url, locate, quiet_log
 

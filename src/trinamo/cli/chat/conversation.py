@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import trio
 
-from trinamo.runtime.engines.upstream.events import EventSplitter
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
@@ -24,10 +23,11 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
-from trinamo.runtime.http.survey.http_client import Response, open_request
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.sse import DONE_DATA
+from trinamo.transports.openai.events import EventSplitter
+from trinamo.transports.openai.http_client import Response, open_request
 
 TURNS_MAX: Final = 200
 _EVENT_BYTES_MAX: Final = 1 << 20

@@ -8,7 +8,7 @@ from typing import Final
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.http.server.tls.certificates import Certificates, find_certificate_faults
+from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
 
 from .finding import Finding, Verdict
 

@@ -146,7 +146,7 @@ def _opener(
                 **bounds,
             )
         case "openai":
-            from trinamo.runtime.engines.upstream.engine import open_upstream_engine
+            from trinamo.transports.openai.engine import open_upstream_engine
 
             return open_upstream_engine(
                 section.upstream,

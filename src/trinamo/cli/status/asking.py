@@ -9,12 +9,12 @@ import attrs
 import msgspec
 
 from trinamo.runtime.errors import TrinamoError, UnavailableError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 from trinamo.runtime.traces.ring import RecentView, TraceView
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.transports.assembly.run_file import find_runs
+from trinamo.transports.openai.http_client import fetch
 
 from ..running.locating import NOTHING_RUNS, Target, reachable
 from ..status.survey import survey_cluster

@@ -14,10 +14,10 @@ from trinamo.runtime.config.keys import is_loopback
 from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.view.listing import Listing, read_listing
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane
+from trinamo.transports.openai.http_client import fetch
 from trinamo.transports.tcp import TcpOptions, open_request_plane
 
 from ..running.locating import NOTHING_RUNS, Target, somebody_listens

@@ -24,12 +24,12 @@ import trio
 
 from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
 from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
+from trinamo.transports.openai.http_client import fetch
 
 from ..children.child import Child
 from ..children.groups import end_all, wait_all_ready

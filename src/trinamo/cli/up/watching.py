@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.http.survey.http_client import fetch
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.view.facts import Rates
 from trinamo.transports.assembly.run_file import is_worker_name
+from trinamo.transports.openai.http_client import fetch
 
 from ..children.shared_port import status_url_of
 from ..running.readings import read_usage, sum_samples

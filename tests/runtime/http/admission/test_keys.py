@@ -10,10 +10,10 @@ import openai
 import pytest
 import trio
 
-from tests.runtime.engines.upstream.fake import ask_until, open_fake, open_front
 from tests.runtime.http.running import on_every_server
 from tests.runtime.one_process import OneProcess
 from tests.runtime.small_cluster import open_small_cluster
+from tests.transports.openai.fake import ask_until, open_fake, open_front
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError

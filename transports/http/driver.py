@@ -1,0 +1,118 @@
+"""Our own listener's side of HTTP: an ASGI application, and handlers that are given the exchange itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.exchanges import Handler
+from trinamo.runtime.http.shares import Budget
+from trinamo.runtime.http.status import answer_error
+from trinamo.runtime.http.transport import AsgiApp
+
+from .asgi import AsgiCall
+from .exchange import Exchange
+from .hosts import HostPolicy
+from .http1.connection import Http1Connection
+from .phases import Connection
+from .refusals import HOST_ANSWER, Refusals
+from .tls.certificates import Certificates
+from .tls.connection import SecureConnection
+from .tls.session import TlsSession
+from .wire import Wire, open_wire
+
+HOSTS_KNOWN_MAX: Final = 256
+
+log = logging.getLogger("trinamo.http")
+
+
+class NativeDriver:
+    """See `Driver`. `handlers` are found by method and path, exactly; the rest is `app`'s."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        handlers: Mapping[tuple[bytes, bytes], Handler],
+        config: HttpConfig,
+        hosts: HostPolicy,
+        refusals: Refusals,
+        on_phase: Callable[[Connection], None],
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._app, self._handlers = app, handlers
+        self._config, self._hosts, self._on_phase = config, hosts, on_phase
+        self._refusals, self._certificates = refusals, certificates
+        self._backlogs = Budget("http.backlogs_bytes_max", config.backlogs_bytes_max)
+        self._known: set[bytes | None] = set()
+
+    def open(self, stream: trio.SocketStream) -> Connection:
+        """See `Driver`."""
+        wire = open_wire(stream)
+        if self._certificates is None:
+            return self._speak_http1(wire, self._on_phase)
+        secure = SecureConnection(
+            wire,
+            TlsSession(self._certificates.context),
+            timeout_s=self._config.tls.handshake_timeout_s,
+            refuse=lambda fault: self._refusals.fault(fault, fault.status),
+            speak=lambda protocol, wire: self._speak(protocol, wire, changed),
+            on_phase=self._on_phase,
+        )
+
+        def changed(_: Connection) -> None:
+            self._on_phase(secure)
+
+        return secure
+
+    def _speak(
+        self, protocol: str, wire: Wire, on_phase: Callable[[Connection], None]
+    ) -> Connection:
+        if protocol != "h2":
+            return self._speak_http1(wire, on_phase)
+        # Most processes never need it, and it would cost each of them some megabytes.
+        from .http2.connection import Http2Connection  # noqa: PLC0415
+
+        return Http2Connection(
+            wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
+        )
+
+    def _speak_http1(self, wire: Wire, on_phase: Callable[[Connection], None]) -> Connection:
+        return Http1Connection(
+            wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
+        )
+
+    async def _answer(self, exchange: Exchange, socket: trio.socket.SocketType) -> None:
+        """Answer one request, whatever the application does. Raises nothing but its cancellation."""
+        try:
+            if not self._allows(exchange.head.host):
+                head = exchange.head
+                more = self._refusals.tell(HOST_ANSWER, head.method, head.path, head.headers)
+                exchange.respond(HOST_ANSWER.status, HOST_ANSWER.to_body(), more)
+                return
+            handler = self._handlers.get((exchange.method, exchange.path))
+            if handler is not None:
+                await handler(exchange)
+            else:
+                call = AsgiCall(exchange, self._config.scheme, socket)
+                await self._app(call.scope, call.receive, call.send)
+            exchange.check_finished()
+        except* Exception as errors:
+            log.exception("a request failed", exc_info=errors)
+            if not (exchange.has_begun or exchange.is_gone):
+                answer = answer_error(errors)
+                exchange.respond(answer.status, answer.to_body(), answer.headers)
+
+    def _allows(self, host: bytes | None) -> bool:
+        """What the policy says, which costs more than all else that is done for a head."""
+        if host in self._known:
+            return True
+        if not self._hosts.allows(host):
+            return False
+        if len(self._known) >= HOSTS_KNOWN_MAX:
+            self._known.clear()
+        self._known.add(host)
+        return True

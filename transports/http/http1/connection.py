@@ -1,0 +1,305 @@
+"""One accepted connection: a task that reads, and from the first request on one that answers.
+
+The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
+up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
+after `write_timeout_s` in which it was given nothing. The second answers one request after the other. A third lives only while
+there is something to send that the socket has no room for. Whoever closes its sending side counts as
+one that left, until its answer was written whole; but a GET gets one that has not begun, as probes end so.
+
+What this file does not do: what is answered (`../driver.py`), and who may connect (`../server.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.shares import Budget, party_of
+from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.protocol.openai.http_head import HeadFault
+
+from ..output import Output
+from ..phases import Phase
+from ..refusals import Refusals
+from ..wire import Wire, abort, peer_of
+from .exchange import Http1Exchange
+from .heads import FaultError, HeadReader
+
+READ_BYTES: Final = 1 << 16
+CHUNKS_READ_BYTES: Final = 1 << 14
+"""Where there may be chunks, which cost work each: after about a millisecond of it others have a turn."""
+READ_AHEAD_BYTES_MAX: Final = 1 << 16
+REQUESTS_MAX: Final = 100_000
+"""On one connection; it ends after the last one."""
+LINGER_S: Final = 2.0
+"""For a client that still sends to see the answer, and stop: a close would reset it."""
+
+
+class Http1Connection:
+    """`serve` it once; the rest is for the server, and may be called at any time."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: HttpConfig,
+        refusals: Refusals,
+        answer: Callable[[Http1Exchange, trio.socket.SocketType], Awaitable[None]],
+        on_phase: Callable[[Http1Connection], None],
+        backlogs: Budget,
+    ) -> None:
+        self.socket = wire.socket
+        self.dates = refusals.dates
+        self._refusals = refusals
+        self.is_closing = False
+        self.address = peer_of(self.socket)
+        self._wire, self._config = wire, config
+        self._answer, self._on_phase = answer, on_phase
+        self.output = Output(
+            wire,
+            self._spawn,
+            self.abort,
+            backlogs,
+            party_of(self.address),
+            backlog_bytes_max=config.backlog_bytes_max,
+            write_timeout_s=config.write_timeout_s,
+        )
+        self._heads = HeadReader(config.header_bytes_max)
+        self._buffer = bytearray()
+        self._exchange: Http1Exchange | None = None
+        self._request_count = self._sends_seen = 0
+        self._nursery: trio.Nursery | None = None
+        self._reads = True
+        self._drops = False
+        """What arrives is read only to be dropped."""
+        self._deadline = math.inf
+        """For the reader: of a head, of a stall, of a client that lingers."""
+        self._scope = trio.CancelScope()
+        self._idle_runner: trio.lowlevel.Task | None = None
+        self._changed: trio.Event | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        if self._exchange is None:
+            return Phase.IDLE
+        return Phase.ANSWERING if self._exchange.is_body_complete else Phase.ARRIVING
+
+    async def serve(self) -> None:
+        """Answer what comes until one side ends it. The caller closes the socket."""
+        async with open_nursery() as nursery:
+            self._nursery = nursery
+            self._set_deadline(self._config.keep_alive_s)
+            await self._read()
+            while self._exchange is not None:
+                await self._wait_change()
+            if self._wire.seal is not None:
+                # Without a word of the end a peer takes it for a cut.
+                self.output.end()
+            await self.output.wait_flushed()
+            nursery.cancel_scope.cancel()
+
+    def close_when_idle(self) -> None:
+        """Answer what is in flight, and nothing else."""
+        self.is_closing = True
+        if self._exchange is None:
+            self._stop_reading()
+
+    def abort(self) -> None:
+        """Close with RST, now, dropping what is unsent."""
+        self._stop_reading()
+        abort(self.socket)
+        self.output.drop()
+        if self._exchange is not None:
+            self._exchange.leave()
+
+    def body_taken(self) -> None:
+        """There may be room for more to be read."""
+        self._notify()
+
+    # --- the reader ------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while self._reads:
+            with trio.CancelScope(deadline=self._deadline) as self._scope:
+                await self._read_on()
+            self._check_time()
+
+    async def _read_on(self) -> None:
+        data: bytes | None = None
+        while self._reads:
+            while self._is_full:
+                await self._wait_space()
+            data = await self._receive()
+            if not data:
+                break
+            self._take(data)
+        self._reads = False
+        exchange = self._exchange
+        if exchange is not None and not exchange.is_finished:
+            is_whole = exchange.is_body_complete and not exchange.has_begun
+            if data == b"" and exchange.method == b"GET" and is_whole:
+                # It costs little, and a write fails if nobody is there.
+                return
+            exchange.leave()
+            self.output.drop()
+            self.socket.close()
+
+    async def _receive(self) -> bytes | None:
+        """The next bytes; empty at the end, None where the connection is broken."""
+        is_plain = self._exchange is not None and self._exchange.head.length
+        try:
+            return await self._wire.receive(READ_BYTES if is_plain else CHUNKS_READ_BYTES)
+        except (OSError, trio.ClosedResourceError):
+            return None
+
+    def _check_time(self) -> None:
+        if trio.current_time() < self._deadline:
+            return
+        if self._exchange is not None and not self._drops:
+            if self.output.sends != self._sends_seen:
+                # Were it gone, a write would have failed.
+                self._deadline = math.inf
+                return
+            self.abort()
+        self._reads = False
+
+    @property
+    def _is_full(self) -> bool:
+        if self._exchange is None or self._drops:
+            return False
+        return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
+
+    async def _wait_space(self) -> None:
+        self._set_deadline(self._config.write_timeout_s)
+        self._sends_seen = self.output.sends
+        await self._wait_change()
+        if self._exchange is not None:
+            self._deadline = math.inf
+
+    def _take(self, data: bytes) -> None:
+        if self._drops:
+            return
+        self._buffer += data
+        if self._exchange is None:
+            self._advance()
+        elif not self._exchange.is_body_complete:
+            self._take_body(self._exchange)
+
+    def _advance(self) -> None:
+        """Begin the next request, if its head is there."""
+        try:
+            head = self._heads.read(self._buffer)
+            if head is None:
+                return
+            exchange = Http1Exchange(self, head)
+            exchange.take(self._buffer)
+        except FaultError as error:
+            self._refuse(error.fault)
+            return
+        self._request_count += 1
+        self.is_closing |= self._request_count >= REQUESTS_MAX
+        self._deadline = math.inf
+        self._exchange = exchange
+        self._on_phase(self)
+        if self._request_count == 1:
+            self._spawn(self._run)
+        elif self._idle_runner is not None:
+            trio.lowlevel.reschedule(self._idle_runner)
+            self._idle_runner = None
+
+    def _take_body(self, exchange: Http1Exchange) -> None:
+        try:
+            exchange.take(self._buffer)
+        except FaultError as error:
+            if exchange.has_begun:
+                self.abort()
+            else:
+                self._refuse(error.fault, exchange.method, exchange.path)
+                exchange.leave()
+            return
+        if exchange.is_body_complete:
+            self._on_phase(self)
+
+    def _refuse(self, fault: HeadFault, *request: bytes) -> None:
+        self.output.send(self._refusals.fault(fault, fault.status, *request))
+        self._linger()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _linger(self) -> None:
+        self._drops = True
+        self._buffer.clear()
+        self.output.end()
+        self._set_deadline(LINGER_S)
+        self._notify()
+
+    def _stop_reading(self) -> None:
+        self._reads = False
+        self._scope.cancel()
+
+    def _set_deadline(self, seconds: float) -> None:
+        """The scope's own is only brought forward: it wakes too early rather than be set each time."""
+        self._deadline = trio.current_time() + seconds
+        if self._deadline < self._scope.deadline:  # noqa: PLR1730 -- to set it costs 20 times that
+            self._scope.deadline = self._deadline
+
+    # --- the answers -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            exchange = self._exchange
+            if exchange is None:
+                await self._wait_request()
+                continue
+            await self._answer(exchange, self.socket)
+            await self.output.wait_flushed()
+            self._end(exchange)
+            if self._exchange is not None:
+                await trio.lowlevel.checkpoint()
+
+    async def _wait_request(self) -> None:
+        """As an event would, at half the cost: only one task waits, and always the same."""
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            self._idle_runner = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._idle_runner = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    def _end(self, exchange: Http1Exchange) -> None:
+        self._exchange = None
+        exchange.release()
+        self.output.on_room(None)
+        if not self._reads or self._drops:
+            pass
+        elif not exchange.is_finished:
+            self.abort()
+        elif not (exchange.is_last or self.is_closing):
+            self._set_deadline(self._config.keep_alive_s)
+            if self._buffer:
+                self._advance()
+        elif exchange.is_body_complete and not self._buffer:
+            self._stop_reading()
+        else:
+            self._linger()
+        self._on_phase(self)
+        self._notify()
+
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(work)
+
+    async def _wait_change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

@@ -1,0 +1,202 @@
+"""Bytes to the head of a request, read strictly. Sans-IO.
+
+llhttp reads the fields and refuses what is no HTTP. The rules that every server here shares are in
+`protocol/openai/http_head.py`; those of this file are about what llhttp lets pass, or hides: how
+long a head is, the request line, the framing of the body.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import httptools
+
+from trinamo.runtime.http.exchanges import Headers
+from trinamo.runtime.protocol.openai.http_head import (
+    HOST_VALUE,
+    HeadFault,
+    find_fault_in_bytes,
+    find_fault_in_fields,
+)
+
+TARGET_BYTES_MAX: Final = 8192
+
+_END: Final = b"\r\n\r\n"
+_NOT_HTTP: Final = HeadFault(400, "this is no HTTP request: bad request")
+_REQUEST_LINE: Final = HeadFault(
+    400, "the first line must be a method, a path and a version, with one space between them"
+)
+_TARGET: Final = HeadFault(400, "the request's target is neither a path nor a URL of this server")
+_OTHER_TARGET: Final = HeadFault(400, "the request's target and its Host header differ")
+_TUNNEL: Final = HeadFault(501, "this server is no proxy: CONNECT is not implemented")
+_TARGET_LENGTH: Final = HeadFault(
+    414, f"the request's target is longer than {TARGET_BYTES_MAX} bytes, which is the limit"
+)
+_HOST: Final = HeadFault(400, "there must be one Host header, which is a name or an address")
+_CODING: Final = HeadFault(501, "the only transfer-encoding that is implemented is: chunked")
+
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+_FRAMING: Final = frozenset(
+    (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect")
+)
+
+
+class FaultError(Exception):
+    """What a client sent is refused; the connection ends after the answer."""
+
+    def __init__(self, fault: HeadFault) -> None:
+        super().__init__(fault.reason)
+        self.fault = fault
+
+
+class RequestHead:
+    """What is kept of one."""
+
+    __slots__ = (
+        "expects_continue",
+        "headers",
+        "host",
+        "is_1_1",
+        "is_chunked",
+        "is_last",
+        "length",
+        "method",
+        "path",
+        "query",
+        "version",
+    )
+
+    def __init__(self, method: bytes, target: bytes, version: bytes, headers: Headers) -> None:
+        self.method, self.headers = method, headers
+        self.is_1_1 = version == b"1.1"
+        self.version = "1.1" if self.is_1_1 else "1.0"
+        self.length = 0
+        self.is_chunked = self.expects_continue = False
+        self._read_framing(version)
+        self.path, _, self.query = self._origin_form(target).partition(b"?")
+
+    def _read_framing(self, version: bytes) -> None:
+        hosts: list[bytes] = []
+        options: list[bytes] = []
+        for name, value in self.headers:
+            if name not in _FRAMING:
+                continue
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"content-length":
+                self.length = int(value)
+            elif name == b"transfer-encoding":
+                if self.is_chunked or value.lower() != b"chunked":
+                    raise FaultError(_CODING)
+                self.is_chunked = True
+            elif name == b"connection":
+                options += value.lower().split(b",")
+            else:
+                self.expects_continue = self.is_1_1 and value.lower() == b"100-continue"
+        if self.is_chunked or not self.is_1_1:
+            _refuse(find_fault_in_fields(version, self.headers))
+        self._read_host(hosts)
+        self._read_options(options)
+
+    def _read_host(self, hosts: list[bytes]) -> None:
+        if len(hosts) > 1 or (self.is_1_1 and not hosts):
+            raise FaultError(_HOST)
+        self.host = hosts[0] if hosts else None
+        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
+            raise FaultError(_HOST)
+
+    def _read_options(self, connection: list[bytes]) -> None:
+        self.is_last = not self.is_1_1
+        if connection:
+            options = {option.strip() for option in connection}
+            self.is_last = b"close" in options or not (self.is_1_1 or b"keep-alive" in options)
+
+    def _origin_form(self, target: bytes) -> bytes:
+        """The target as a path with its query; `*` only where a method may ask for it."""
+        if target.startswith(b"/") and b"#" not in target:
+            return target
+        if target == b"*" and self.method == b"OPTIONS":
+            return target
+        if self.method == b"CONNECT":
+            raise FaultError(_TUNNEL)
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None:
+            raise FaultError(_TARGET)
+        if self.host is None or absolute[1].lower() != self.host.lower():
+            raise FaultError(_OTHER_TARGET)
+        path: bytes = absolute[2]
+        return path if path.startswith(b"/") else b"/" + path
+
+
+class HeadReader:
+    """Takes heads off the front of a connection's buffer, one after the other."""
+
+    __slots__ = ("_bytes_max", "_fed", "_headers", "_parser", "_too_long")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._too_long = HeadFault(
+            431, f"the head is longer than {bytes_max} bytes, which is the limit"
+        )
+        self._fed = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._headers: Headers = []
+        self._parser = httptools.HttpRequestParser(self)
+
+    def read(self, buffer: bytearray) -> RequestHead | None:
+        """Remove a head from `buffer`; None if it is not there yet, and `buffer` is left alone.
+
+        `buffer` holds what it held at the last call, and more. Raises `FaultError`, as early as the
+        fault can be seen; nothing may be read after it.
+        """
+        while buffer.startswith(b"\r\n") and not self._fed:
+            # Some clients end a body with an empty line (RFC 9112, section 2.2).
+            del buffer[:2]
+        end = buffer.find(_END, max(0, self._fed - 3))
+        whole = bytes(buffer if end < 0 else buffer[: end + 4])
+        if whole in (b"", b"\r"):
+            return None
+        if len(whole) > self._bytes_max:
+            raise FaultError(self._too_long)
+        _refuse(find_fault_in_bytes(whole))
+        self._feed(whole[self._fed :] if self._fed else whole)
+        if end < 0:
+            self._fed = len(whole)
+            return None
+        del buffer[: end + 4]
+        return self._take(whole)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # An offer, which is not taken: what follows is HTTP (RFC 9110, section 7.8).
+            pass
+        except httptools.HttpParserError:
+            raise FaultError(_NOT_HTTP) from None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What llhttp calls for each field."""
+        self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def _take(self, whole: bytes) -> RequestHead:
+        parts = whole[: whole.find(b"\r\n")].split(b" ")
+        if len(parts) != 3:
+            raise FaultError(_REQUEST_LINE)
+        method, target, version = parts
+        if len(target) > TARGET_BYTES_MAX:
+            raise FaultError(_TARGET_LENGTH)
+        if not version.startswith(b"HTTP/") or method != self._parser.get_method():
+            raise FaultError(_REQUEST_LINE)
+        headers = self._headers
+        self._fed = 0
+        self._begin()
+        return RequestHead(method, target, version[5:], headers)
+
+
+def _refuse(fault: HeadFault | None) -> None:
+    if fault is not None:
+        raise FaultError(fault)

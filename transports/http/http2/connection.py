@@ -1,0 +1,438 @@
+"""One connection of HTTP/2: the `h2` library reads and writes frames, this file bounds what they do.
+
+`h2` keeps no bounds of its own on answers that a client grants no window for, and counts no frames.
+Here one task reads and one writes. Whoever answers changes the state without waiting, and the writer
+sends what came together, in turns of one frame for each stream. A connection has at most
+`STREAMS_MAX` requests, those included that their client has given up and that have not ended yet.
+What this file does not do: TLS and the choice of the protocol (`../tls/connection.py`), and what is
+answered (`../driver.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import trio
+
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.deadlines import Deadlines
+from trinamo.runtime.http.exchanges import Headers
+from trinamo.runtime.http.shares import Budget, party_of
+from trinamo.runtime.nurseries import open_nursery
+
+from ..output import Output
+from ..phases import Phase
+from ..refusals import Refusals
+from ..wire import Wire, abort, peer_of
+from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget
+from .exchange import Http2Exchange, read_head
+from .opening import STREAMS_MAX, encode_goaway, open_h2
+
+STREAMS_PER_CONNECTION: Final = 10_000
+"""After so many a connection takes no more and ends: what a peer's history costs is bounded."""
+CONNECTION_WINDOW_BYTES: Final = 1 << 18
+READ_BYTES: Final = 1 << 12
+"""Some hundred frames at most, so that one client's frames do not hold up the others."""
+WRITE_BYTES: Final = 1 << 16
+"""What a client must take within `write_timeout_s`: the measure of progress, as in HTTP/1."""
+CONTROL_BYTES_MAX: Final = 1 << 16
+"""Unsent answers to frames, from which on no more frames are read."""
+HEADER_TABLE_BYTES_MAX: Final = 1 << 12
+GONE_GRACE_S: Final = 1.0
+LINGER_S: Final = 2.0
+_PREFACE_BYTES: Final = 24
+_VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
+"""What `h2` quotes of a head, which may be a key."""
+
+log = logging.getLogger("trinamo.http")
+
+
+class Http2Connection:
+    """See `Connection`, of which this is one."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: HttpConfig,
+        refusals: Refusals,
+        answer: Callable[[Http2Exchange, trio.socket.SocketType], Awaitable[None]],
+        on_phase: Callable[[Http2Connection], None],
+        backlogs: Budget,
+    ) -> None:
+        self.socket = wire.socket
+        self.dates = refusals.dates
+        self.address = peer_of(self.socket)
+        self._wire, self._config = wire, config
+        self._answer, self._on_phase = answer, on_phase
+        self._backlogs, self._party = backlogs, party_of(self.address)
+        self.output = Output(
+            wire,
+            self._spawn,
+            self.abort,
+            backlogs,
+            self._party,
+            backlog_bytes_max=config.backlog_bytes_max,
+            write_timeout_s=config.write_timeout_s,
+        )
+        self._budget = FrameBudget(trio.current_time())
+        self._h2 = open_h2(
+            config.header_bytes_max, lambda fields: self._budget.spend(FIELD_COST * fields)
+        )
+        self._preface_left = _PREFACE_BYTES
+        self._streams: dict[int, Http2Exchange] = {}
+        """Requests that are being answered, also if their client is gone."""
+        self._ready: dict[int, Http2Exchange] = {}
+        """Those that may have something to send, in the order of their turns."""
+        self._stalls = Deadlines(config.write_timeout_s, self.reset)
+        """Those whose client takes nothing."""
+        self._taken = 0
+        self._control = bytearray()
+        self._is_leaving = False
+        """No further stream is taken, by our word or the client's."""
+        self._is_over = False
+        self._has_said_why = False
+        """The last GOAWAY has been said."""
+        self._written = trio.Event()
+        self._changed = trio.Event()
+        self._idle = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        if not self._streams:
+            return Phase.IDLE
+        is_answering = any(each.is_body_complete for each in self._streams.values())
+        return Phase.ANSWERING if is_answering else Phase.ARRIVING
+
+    async def serve(self) -> None:
+        """Read until the client ends it, breaks a rule, or is idle for too long."""
+        async with open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._stalls.run)
+            self._h2.initiate_connection()
+            # Beyond one stream's window: bodies that nobody reads yet do not hold up the others.
+            self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
+            self._collect()
+            self._watch_idle()
+            with self._idle:
+                await self._read()
+            for stream in self._streams.values():
+                stream.leave()
+            with trio.move_on_after(GONE_GRACE_S):
+                await self._wait_for(lambda: not self._streams)
+                if not self._has_said_why:
+                    self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+                self._is_over = True
+                self._notify()
+                await self._written.wait()
+            # What it says last is to be read, not to be lost in a reset.
+            self.output.end()
+            with trio.move_on_after(LINGER_S):
+                while await self._receive():
+                    pass
+            nursery.cancel_scope.cancel()
+
+    def close_when_idle(self) -> None:
+        """Take no more requests; the connection ends after the last answer."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+        self._watch_idle()
+
+    def abort(self) -> None:
+        """Close with RST, now, dropping what is unsent."""
+        abort(self.socket)
+        self.output.drop()
+        self._idle.cancel()
+
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(work)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while data := await self._receive():
+            for start in range(0, len(data), READ_BYTES):
+                if not self._take(data[start : start + READ_BYTES]):
+                    return
+                await self._wait_for(lambda: len(self._control) < CONTROL_BYTES_MAX)
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self._wire.receive(READ_BYTES)
+        except (OSError, trio.ClosedResourceError):
+            return b""
+
+    def _take(self, data: bytes) -> bool:
+        """Whether more may come."""
+        preface = min(self._preface_left, len(data))
+        self._preface_left -= preface
+        self._budget.count(data[preface:], trio.current_time())
+        if self._budget.is_spent:
+            self._end_because(
+                h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, "too many frames that ask for nothing"
+            )
+            return False
+        try:
+            for event in self._h2.receive_data(data):
+                self._handle(event)
+        except h2.exceptions.ProtocolError as error:
+            self._end_because(error.error_code, _VALUE.sub("", str(error)))
+            return False
+        self._collect()
+        return True
+
+    def _end_because(self, code: h2.errors.ErrorCodes, reason: str) -> None:
+        log.warning("a connection of HTTP/2 is ended: %s", reason)
+        last = self._h2.highest_inbound_stream_id
+        # What `h2` has said of it has no reason.
+        self._control += self._h2.data_to_send().removesuffix(encode_goaway(last, code))
+        self._say_goaway(code, reason)
+        self._has_said_why = True
+
+    def _handle(self, event: h2.events.Event) -> None:
+        match event:
+            case h2.events.RequestReceived():
+                self._open(event)
+            case h2.events.DataReceived() | h2.events.StreamEnded():
+                self._take_body(event)
+            case h2.events.StreamReset():
+                self._take_reset(event)
+            case h2.events.WindowUpdated(stream_id=stream_id) if stream_id:
+                self._take_turns([stream_id])
+            case h2.events.WindowUpdated():
+                self._take_turns(self._streams)
+            case h2.events.RemoteSettingsChanged():
+                # A client may ask for any size, and what we say is the same size again and again.
+                table = self._h2.encoder.header_table_size
+                self._h2.encoder.header_table_size = min(table, HEADER_TABLE_BYTES_MAX)
+                self._take_turns(self._streams)
+            case h2.events.ConnectionTerminated():
+                self._is_leaving = True
+                self._watch_idle()
+            case _:
+                pass
+
+    def _take_body(self, event: h2.events.DataReceived | h2.events.StreamEnded) -> None:
+        stream_id = event.stream_id or 0
+        stream = self._streams.get(stream_id)
+        if isinstance(event, h2.events.StreamEnded):
+            if stream is not None:
+                stream.end_input()
+                self._on_phase(self)
+            return
+        size = event.flow_controlled_length or 0
+        if stream is None or stream.is_gone or stream.is_finished:
+            self.grant(stream_id, size)
+        elif size:
+            stream.put(bytes(event.data or b""), size)
+
+    def _take_reset(self, event: h2.events.StreamReset) -> None:
+        if not event.remote_reset:
+            # The client made us reset it, which is as dear as its own.
+            self._budget.spend(RESET_COSTS)
+        if stream := self._streams.get(event.stream_id):
+            self._forget(stream)
+
+    def _take_turns(self, stream_ids: Iterable[int]) -> None:
+        """The client has granted room to these streams, or to the connection."""
+        for stream_id in stream_ids:
+            stream = self._streams.get(stream_id)
+            if stream is not None and stream.outgoing and not stream.is_gone:
+                self._ready[stream_id] = stream
+
+    def _open(self, event: h2.events.RequestReceived) -> None:
+        stream_id = event.stream_id or 0
+        if self._is_leaving or len(self._streams) >= STREAMS_MAX:
+            self._reset(stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+            return
+        head = read_head([(bytes(n), bytes(v)) for n, v in event.headers or ()])
+        if head is None:
+            self._reset(stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            return
+        stream = Http2Exchange(
+            stream_id,
+            head,
+            self,
+            partial(self._backlogs.hold, self._party),
+            backlog_bytes_max=self._config.backlog_bytes_max,
+        )
+        if event.stream_ended is not None:
+            stream.end_input()
+        self._streams[stream_id] = stream
+        self._watch_idle()
+        self._taken += 1
+        if self._taken == STREAMS_PER_CONNECTION:
+            self.close_when_idle()
+        self._on_phase(self)
+        self._spawn(partial(self._run, stream))
+
+    async def _run(self, stream: Http2Exchange) -> None:
+        try:
+            await self._answer(stream, self.socket)
+            if stream.is_finished:
+                await stream.sent()
+        finally:
+            self._end(stream)
+        if stream.is_sent and not stream.is_body_complete:
+            # The answer did not need the rest of the body. Some clients look for an answer only
+            # when they have sent all of it, so it is taken for a while (RFC 9113, section 8.1).
+            await trio.sleep(LINGER_S)
+            self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+
+    def _end(self, stream: Http2Exchange) -> None:
+        stream_id = stream.stream_id
+        stream.release()
+        if stream.is_sent:
+            self._budget.repay(ANSWER_REPAYS)
+        elif not stream.is_gone:
+            self._reset(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+        self._forget(stream)
+        del self._streams[stream_id]
+        self._on_phase(self)
+        self._watch_idle()
+        self._collect()
+
+    def _watch_idle(self) -> None:
+        """Without a stream, wait for a bounded time; not at all, if none may come."""
+        waits = (
+            math.inf if self._streams else 0.0 if self._is_leaving else self._config.keep_alive_s
+        )
+        self._idle.deadline = trio.current_time() + waits
+
+    # --- what streams ask: see `Frames` ----------------------------------------------------------
+
+    def send_head(self, stream_id: int, status: int, headers: Headers) -> None:
+        """See `Frames`."""
+        fields = [(b":status", b"%d" % status), *headers]
+        self._tell(lambda: self._h2.send_headers(stream_id, fields))
+
+    def send_body(self, stream: Http2Exchange) -> None:
+        """See `Frames`."""
+        if not stream.is_gone:
+            self._ready[stream.stream_id] = stream
+            self._stalls.begin(stream)
+            self._notify()
+
+    def grant(self, stream_id: int, size: int) -> None:
+        """See `Frames`."""
+        if size:
+            self._tell(lambda: self._h2.acknowledge_received_data(size, stream_id))
+
+    def reset(self, stream: Http2Exchange) -> None:
+        """See `Frames`."""
+        self._budget.spend(RESET_COSTS)
+        self._reset(stream.stream_id, h2.errors.ErrorCodes.CANCEL)
+        self._forget(stream)
+
+    def _forget(self, stream: Http2Exchange) -> None:
+        self._ready.pop(stream.stream_id, None)
+        self._stalls.end(stream)
+        stream.leave()
+
+    def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
+        self._tell(lambda: self._h2.reset_stream(stream_id, code))
+
+    def _tell(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except h2.exceptions.ProtocolError:
+            # The stream or the connection is over: whoever has something to say is told elsewhere.
+            return
+        self._collect()
+
+    def _say_goaway(self, code: h2.errors.ErrorCodes, reason: str = "") -> None:
+        # `h2` can say it only as its last word, and answers are still to be sent after this one.
+        self._control += encode_goaway(self._h2.highest_inbound_stream_id, code, reason)
+        self._notify()
+
+    # --- writing -----------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        try:
+            await self._write_on()
+        finally:
+            self._written.set()
+
+    async def _write_on(self) -> None:
+        # Once it is broken, `abort` has ended the reader.
+        while not self.output.is_broken:
+            ended = self._fill()
+            if self._control:
+                data, self._control = bytes(self._control), bytearray()
+                self.output.send(data)
+                await self.output.wait_flushed()
+                if not self.output.is_broken:
+                    for stream in ended:
+                        stream.was_sent()
+                self._notify()
+                await trio.lowlevel.checkpoint()
+            elif self._is_over:
+                return
+            else:
+                await self._wait_for(lambda: bool(self._control or self._ready or self._is_over))
+
+    def _fill(self) -> list[Http2Exchange]:
+        """Take what streams may send, a frame of each in turn; those whose last frame it was."""
+        ended = []
+        while self._ready and len(self._control) < WRITE_BYTES:
+            stream_id, stream = next(iter(self._ready.items()))
+            del self._ready[stream_id]
+            try:
+                is_last = self._send_frame(stream)
+            except h2.exceptions.ProtocolError:
+                self._forget(stream)
+                continue
+            self._control += self._h2.data_to_send()
+            if is_last:
+                ended.append(stream)
+        return ended
+
+    def _send_frame(self, stream: Http2Exchange) -> bool:
+        size = min(
+            len(stream.outgoing),
+            self._h2.local_flow_control_window(stream.stream_id),
+            self._h2.max_outbound_frame_size,
+        )
+        if size > 0:
+            written = stream.taken_bytes // WRITE_BYTES
+            data = stream.take_off(size)
+            is_last = stream.is_finished and not stream.outgoing
+            self._h2.send_data(stream.stream_id, data, end_stream=is_last)
+            self._budget.repay(PIECE_REPAYS)
+            if stream.outgoing:
+                self._ready[stream.stream_id] = stream
+            if not stream.outgoing or stream.taken_bytes // WRITE_BYTES > written:
+                self._stalls.end(stream)
+                if stream.outgoing:
+                    self._stalls.begin(stream)
+            return is_last
+        if stream.is_finished and not stream.outgoing:
+            self._stalls.end(stream)
+            self._h2.end_stream(stream.stream_id)
+            return True
+        # It has its turn again when the client grants room.
+        return False
+
+    def _collect(self) -> None:
+        self._control += self._h2.data_to_send()
+        self._notify()
+
+    async def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

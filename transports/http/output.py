@@ -1,0 +1,197 @@
+"""What goes out on one connection: sent at once as far as the socket takes it, else kept and flushed.
+
+What this file does not do: HTTP (`answers.py`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from trinamo.runtime.http.shares import Budget
+
+from .wire import Wire
+
+WRITE_BYTES: Final = 1 << 16
+"""What must be taken within the deadline: the measure of progress."""
+
+
+class Output:
+    """A connection's outgoing bytes, in order. `send` never waits.
+
+    What the socket has no room for is kept, and sent by a task that is started only then. A peer
+    that takes nothing of it for `write_timeout_s` breaks the connection, as does an error of the
+    socket: `on_broken` is called once, and what is sent afterwards is dropped.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_backlog_bytes_max",
+        "_backlogs",
+        "_changed",
+        "_ends",
+        "_is_flushing",
+        "_on_broken",
+        "_on_room",
+        "_party",
+        "_room_bytes",
+        "_seal",
+        "_spawn",
+        "_wire",
+        "_write_timeout_s",
+        "is_broken",
+        "sends",
+    )
+
+    def __init__(
+        self,
+        wire: Wire,
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        on_broken: Callable[[], None],
+        backlogs: Budget,
+        party: str,
+        *,
+        backlog_bytes_max: int,
+        write_timeout_s: float,
+    ) -> None:
+        self._wire, self._spawn, self._on_broken = wire, spawn, on_broken
+        self._seal = wire.seal
+        self._backlog_bytes_max, self._write_timeout_s = backlog_bytes_max, write_timeout_s
+        self._backlog = bytearray()
+        self._backlogs, self._party = backlogs, party
+        self._changed: trio.Event | None = None
+        self._on_room: Callable[[], None] | None = None
+        self._room_bytes = -1
+        """How little must be unsent for `_on_room`; -1 while nobody was told to stop."""
+        self._ends = self._is_flushing = False
+        self.sends = 0
+        """How often the socket has taken something at once or later."""
+        self.is_broken = False
+        """A write failed, or was not taken in time; or `drop` was called."""
+
+    def send(self, data: bytes) -> bool:
+        """Send or keep; whether there is room for more."""
+        if self.is_broken:
+            return True
+        if self._seal is not None:
+            try:
+                data = self._seal(data)
+            except OSError:
+                self.give_way()
+                return True
+        if self._backlog:
+            self._backlog += data
+            self._count()
+        else:
+            try:
+                sent = self._wire.send(data)
+            except OSError:
+                self.give_way()
+                return True
+            self.sends += 1
+            if sent == len(data):
+                return True
+            self._backlog += data[sent:]
+            # The task that flushes tells of room, so this may be called by it.
+            if not self._is_flushing:
+                self._is_flushing = True
+                self._spawn(self._flush)
+            self._count()
+        if len(self._backlog) < self._backlog_bytes_max:
+            return True
+        self._room_bytes = self._backlog_bytes_max // 2
+        return False
+
+    def on_room(self, listener: Callable[[], None] | None) -> None:
+        """Call `listener` each time half the bound is unsent after a `send` that was False.
+
+        Or nothing, because the connection is broken.
+        """
+        self._on_room = listener
+
+    def end(self) -> None:
+        """Send FIN behind everything else; only the first call has an effect."""
+        if self._ends:
+            return
+        farewell, self._seal = self._wire.farewell(), None
+        if farewell:
+            self.send(farewell)
+        self._ends = True
+        if not self._backlog:
+            self._send_end()
+
+    def drop(self) -> None:
+        """Forget what is unsent; nothing is sent any more."""
+        self.is_broken = True
+        self._backlog.clear()
+        self._count()
+        self._tell()
+
+    async def wait_flushed(self) -> None:
+        """Return once the kernel has everything, or never will."""
+        while self._backlog:
+            await self._wait_change()
+
+    async def wait_room(self) -> None:
+        """Return once half the bound is unsent, or nothing ever will be."""
+        while len(self._backlog) > self._backlog_bytes_max // 2:
+            await self._wait_change()
+
+    async def _wait_change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    async def _flush(self) -> None:
+        try:
+            while self._backlog:
+                await self._flush_piece(trio.current_time() + self._write_timeout_s)
+        except (OSError, trio.ClosedResourceError, trio.TooSlowError):
+            self.give_way()
+        self._is_flushing = False
+        if self._ends and not self.is_broken:
+            self._send_end()
+
+    async def _flush_piece(self, deadline: float) -> None:
+        taken = 0
+        with trio.fail_at(deadline):
+            while self._backlog and taken < WRITE_BYTES:
+                await self._wire.wait_room()
+                taken += self._send_some()
+
+    def _send_some(self) -> int:
+        # A slice is a copy, but a view would keep the buffer from growing meanwhile.
+        sent = self._wire.send(bytes(self._backlog[: 4 * WRITE_BYTES]))
+        del self._backlog[:sent]
+        self._count()
+        if sent:
+            self.sends += 1
+            self._tell()
+        return sent
+
+    def _tell(self) -> None:
+        if len(self._backlog) <= self._room_bytes or (self.is_broken and self._room_bytes >= 0):
+            self._room_bytes = -1
+            if self._on_room is not None:
+                self._on_room()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _count(self) -> None:
+        self._backlogs.hold(self._party, self, len(self._backlog))
+
+    def _send_end(self) -> None:
+        try:
+            self._wire.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.give_way()
+
+    def give_way(self) -> None:
+        """Break the connection; see `Holder`, too."""
+        if not self.is_broken:
+            self.drop()
+            self._on_broken()

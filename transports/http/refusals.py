@@ -1,0 +1,110 @@
+"""Answers that no application makes: whole, and the last on their connection."""
+
+from __future__ import annotations
+
+import http
+import random
+from collections.abc import Iterable
+from email.utils import formatdate
+from typing import Final
+
+from trinamo.runtime.env import Clock
+from trinamo.runtime.errors import OverloadedError
+from trinamo.runtime.http.exchanges import JSON_TYPE, Headers, RequestIds
+from trinamo.runtime.http.status import (
+    ErrorAnswer,
+    HostNotAllowedError,
+    answer_error,
+    answer_head_fault,
+)
+from trinamo.runtime.logs.access import AccessLog
+from trinamo.runtime.logs.fields import log_fields
+from trinamo.runtime.protocol.openai.http_head import HeadFault
+
+HOST_ANSWER: Final = answer_error(
+    HostNotAllowedError(
+        "the Host header names another server; call this one by its address or by localhost, or"
+        " add the name to 'http.hosts' of its configuration"
+    )
+)
+
+
+class Dates:
+    """The Date header, made once a second."""
+
+    __slots__ = ("_clock", "_line", "_second", "_value")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._second = -1
+        self._line = self._value = b""
+
+    def value(self) -> bytes:
+        """What the header says now."""
+        second = int(self._clock.wall())
+        if second != self._second:
+            self._second = second
+            self._value = formatdate(second, usegmt=True).encode()
+            self._line = b"date: %b\r\n" % self._value
+        return self._value
+
+    def line(self) -> bytes:
+        """The whole line of HTTP/1."""
+        self.value()
+        return self._line
+
+
+class Refusals:
+    """Makes those answers, and tells the access log of each: of a flood of them, not of all."""
+
+    def __init__(self, clock: Clock, rng: random.Random, id_headers: Iterable[str] = ()) -> None:
+        self.dates = Dates(clock)
+        self._access, self._rng, self._id_headers = AccessLog(clock), rng, id_headers
+        self._ids: RequestIds | None = None
+
+    def overload(self, connections_max: int) -> bytes:
+        """To a connection over the limit."""
+        text = f"{connections_max} connections are open, which is the limit"
+        error = OverloadedError(text, bound="connections_max", value=connections_max)
+        return self._closing(answer_error(error))
+
+    def fault(
+        self, fault: HeadFault | None, status: int, method: bytes = b"-", path: bytes = b"-"
+    ) -> bytes:
+        """To a head or a body that is refused: for `fault`, or with `status` for what a parser says."""
+        phrase = http.HTTPStatus(status).phrase.lower()
+        fault = fault or HeadFault(status, f"this is no HTTP request: {phrase}")
+        return self._closing(answer_head_fault(fault), method, path)
+
+    def tell(
+        self, answer: ErrorAnswer, method: bytes | str, path: bytes | str, headers: Headers
+    ) -> Headers:
+        """A request with `headers` is refused with `answer`; what its head says of that besides."""
+        if self._ids is None:
+            # Not before it is needed: a simulated world's dice fall as if there were none of this.
+            self._ids = RequestIds(self._rng, self._id_headers)
+        request_id, _ = self._ids.make(headers)
+        with log_fields(request_id=request_id):
+            self._access.tell(
+                method,
+                path,
+                answer.status,
+                answer.code,
+                began_at=self._access.now(),
+                is_success=False,
+                is_cheap=True,
+                error=answer.detail.message,
+            )
+        return answer.headers + self._ids.answer_headers(headers, request_id)
+
+    def _closing(self, answer: ErrorAnswer, method: bytes = b"-", path: bytes = b"-") -> bytes:
+        body = answer.to_body()
+        told = [
+            (b"content-type", JSON_TYPE),
+            (b"content-length", b"%d" % len(body)),
+            *self.tell(answer, method, path, []),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % each for each in told)
+        status = f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}\r\n"
+        return b"%b%b%b\r\n%b" % (status.encode(), lines, self.dates.line(), body)

@@ -1,0 +1,195 @@
+"""Listening, the bound of connections, and the end: what every server of HTTP here has in common.
+
+Who speaks HTTP on an accepted connection is a driver's matter (`phases.py`), chosen by
+`http.server`. What this file does not do: routes (`http/app.py`) and the drain of requests
+(`http/service.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import trio
+
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.exchanges import Handler
+from trinamo.runtime.http.transport import AsgiApp
+from trinamo.runtime.metrics.metrics import Metrics
+from trinamo.runtime.nurseries import open_nursery
+
+from .connections import ConnectionTable
+from .driver import NativeDriver
+from .hosts import HostPolicy
+from .listening import configure_socket, open_listeners
+from .phases import Driver
+from .refusals import Refusals
+from .tls.certificates import Certificates, find_certificate_faults
+from .tls.series import CertificateSeries
+
+REFUSALS_MAX: Final = 64
+"""How many connections over the limit are answered at a time; the rest is just closed."""
+REFUSAL_S: Final = 1.0
+CLOSE_GRACE_S: Final = 0.25
+
+log = logging.getLogger("trinamo.http")
+
+
+class Server:
+    """Serves `app` until `close()`. One object serves once.
+
+    Of `config`, `header_bytes_max` bounds a request's head (431), `connections_max` the open
+    connections (one more takes the place of the oldest idle one; it is a 503 with OpenAI's body
+    while every request is being answered), `keep_alive_s` an idle connection and a head that does
+    not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
+    vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
+    `hosts.py`. `handlers` answer their method and path without `app`, where the server is our own;
+    `app` answers the same.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        config: HttpConfig,
+        *,
+        metrics: Metrics,
+        rng: random.Random,
+        handlers: Mapping[tuple[bytes, bytes], Handler] = MappingProxyType({}),
+    ) -> None:
+        self._metrics = metrics
+        self._refusals = Refusals(metrics.clock, rng, config.request_id_headers)
+        self._open = metrics.gauge("connections", "Open connections", "kind").labels("http")
+        self._taken = metrics.counter(
+            "connections_taken", "HTTP connections closed for new ones, at the bound"
+        )
+        self._config = config
+        self._connections = ConnectionTable(config.connections_max)
+        hosts = HostPolicy.make(config.host, config.hosts)
+        has_tls = config.tls.certificate_file is not None
+        self._certificates = Certificates(config.tls) if has_tls else None
+        changed = self._connections.update
+        self._driver: Driver
+        if config.server == "native":
+            self._driver = NativeDriver(
+                app, handlers, config, hosts, self._refusals, changed, self._certificates
+            )
+        else:
+            # Most processes never need it, and it would cost each of them some megabytes.
+            from .hypercorn import HypercornDriver  # noqa: PLC0415
+
+            self._driver = HypercornDriver(app, config, hosts, self._refusals)
+        self._refusing = 0
+        self._closing = trio.Event()
+        self._drained = trio.Event()
+
+    def close(self) -> None:
+        """Accept no more, close idle connections at once and the others after a short grace."""
+        self._closing.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen and serve; reports the bound port when connections are accepted.
+
+        Returns within a quarter of a second after `close()`, whatever the clients do. Cancelled,
+        it leaves no connection either. Raises `ConfigError` if it cannot listen.
+        """
+        config = self._config
+        listeners = await open_listeners(config.host, config.port, reuse_port=config.reuse_port)
+        port: int = listeners[0].socket.getsockname()[1]
+        async with open_nursery() as connections:
+            try:
+                async with open_nursery() as accepting:
+                    await accepting.start(
+                        partial(
+                            trio.serve_listeners,
+                            self._serve_connection,
+                            listeners,
+                            handler_nursery=connections,
+                        )
+                    )
+                    if self._certificates is not None:
+                        accepting.start_soon(self._renew, self._certificates)
+                    task_status.started(port)
+                    await self._closing.wait()
+                    accepting.cancel_scope.cancel()
+                for connection in self._connections:
+                    connection.close_when_idle()
+                with trio.move_on_after(CLOSE_GRACE_S):
+                    if self._connections:
+                        await self._drained.wait()
+            finally:
+                # Cancelling alone would wait for hypercorn's shielded sends.
+                for connection in self._connections:
+                    connection.abort()
+                connections.cancel_scope.cancel()
+
+    async def _serve_connection(self, stream: trio.SocketStream) -> None:
+        if not self._make_room():
+            await self._refuse(stream)
+            return
+        connection = self._driver.open(stream)
+        self._connections.add(connection)
+        self._open.inc()
+        try:
+            with contextlib.suppress(OSError):
+                configure_socket(
+                    connection.socket,
+                    peer_timeout_s=self._config.peer_timeout_s,
+                    write_timeout_s=self._config.write_timeout_s,
+                )
+            await connection.serve()
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            # The peer went away in the middle of something. It knows.
+            pass
+        except* Exception as errors:
+            # Nothing a peer sends may end the process.
+            log.exception("an HTTP connection failed", exc_info=errors)
+        finally:
+            connection.socket.close()
+            self._connections.remove(connection)
+            self._open.dec()
+            if self._closing.is_set() and not self._connections:
+                self._drained.set()
+
+    async def _renew(self, certificates: Certificates) -> None:
+        """Tell of the certificate, and look for a new one from time to time."""
+        for fault in find_certificate_faults(self._config.tls):
+            log.warning(fault)
+        told = CertificateSeries(self._metrics)
+        while True:
+            told.tell(certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken)
+            await trio.sleep(self._config.tls.renewal_interval_s)
+            certificates.renew()
+
+    def _make_room(self) -> bool:
+        if not self._connections.is_full:
+            return True
+        taken = self._connections.take()
+        if taken is None:
+            return False
+        self._taken.inc()
+        taken.abort()
+        return True
+
+    async def _refuse(self, stream: trio.SocketStream) -> None:
+        """Say 503 to a connection over the limit, none of which is idle."""
+        if self._certificates is not None or self._refusing >= REFUSALS_MAX:
+            # Words would need a handshake, which is what there is too much of.
+            await trio.aclose_forcefully(stream)
+            return
+        self._refusing += 1
+        try:
+            with trio.move_on_after(REFUSAL_S):
+                await stream.send_all(self._refusals.overload(self._config.connections_max))
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            self._refusing -= 1
+            stream.socket.close()

@@ -1,0 +1,111 @@
+"""What an upstream's error is to a client, a router and a migration. Sans-IO.
+
+Four hundreds are the client's to mend, and 501 tells it what the upstream was not opened for, such as
+llama.cpp's of embeddings: these pass through with their bodies. All others are errors of ours, of
+which the table says whether another instance is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from trinamo.runtime.errors import (
+    OverloadedError,
+    RateLimitedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+    UpstreamError,
+)
+from trinamo.runtime.protocol.openai.answers import ErrorBody, ErrorDetail
+
+_MESSAGE_CHARS_MAX: Final = 500
+_RETRY_AFTER_MAX_S: Final = 3600
+
+
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def refusal_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> TrinamoError | None:
+    """The error that an answer of `status` stands for; None if it is the client's own to read."""
+    # Without its address: clients are told of some of these.
+    said = f"the upstream answers {status}: {_message(body)}"
+    retry_after_s = _retry_after_s(headers.get(b"retry-after", b""))
+    if status in (401, 403):
+        return UnavailableError(f"the upstream refuses our key ({status})")
+    if status == 429:
+        return RateLimitedError(said, bound="upstream", retry_after_s=retry_after_s)
+    if status == 503:
+        return OverloadedError(said, bound="upstream", retry_after_s=retry_after_s)
+    if status == 501 or (400 <= status < 500 and status != 408):
+        return None
+    if status >= 500 or status == 408:
+        return UpstreamError(said)
+    return RemoteProtocolError(said)
+
+
+def error_of_event(error: Any) -> TrinamoError:
+    """The error that an event in the middle of an answer tells of."""
+    detail = error if isinstance(error, dict) else {"message": error}
+    said = f"the upstream ended its answer with an error: {_text(detail.get('message'))}"
+    code = detail.get("code")
+    if code == 429:
+        return RateLimitedError(said, bound="upstream", definite=False)
+    if isinstance(code, int) and 400 <= code < 500:
+        return RequestError(said, definite=False)
+    return UpstreamError(said)
+
+
+def refusal_unstreamed(body: bytes) -> TrinamoError | int:
+    """What `body`, with a 200 in place of a stream, stands for: an error, or the client's status."""
+    error = _members(body).get("error")
+    if error is None:
+        # The client's to mend, and no fault of the upstream, which understood the body otherwise.
+        return RequestError("the upstream does not stream this answer", param="stream")
+    code = error.get("code") if isinstance(error, dict) else None
+    if type(code) is not int or code < 400:
+        return 400
+    return error_of_event(error) if code == 429 or code >= 500 else code
+
+
+def as_json(status: int, body: bytes) -> bytes:
+    """A refusal as OpenAI's clients read it: `body`, or an error that quotes it if it is no object."""
+    if _members(body):
+        return body
+    said = f"the upstream answers {status}: {_message(body)}"
+    detail = ErrorDetail(message=said, type="invalid_request_error", code="upstream_refusal")
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def _members(body: bytes) -> dict[str, Any]:
+    try:
+        return _object_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _message(body: bytes) -> str:
+    found = _members(body)
+    error = found.get("error")
+    said = error.get("message") if isinstance(error, dict) else error
+    said = said or found.get("message") or found.get("detail")
+    return _text(said if found else body.decode("utf-8", "replace"))
+
+
+def _text(said: Any) -> str:
+    text = said if isinstance(said, str) else "" if said is None else str(said)
+    return " ".join(text.split())[:_MESSAGE_CHARS_MAX] or "without a reason"
+
+
+def _retry_after_s(value: bytes) -> int:
+    """Whole seconds; a date, which nobody needs who asks at once, says nothing."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return 0
+    return min(math.ceil(seconds), _RETRY_AFTER_MAX_S) if 0 < seconds < math.inf else 0
