@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from trinamo.runtime.protocol.discovery.presence import PRESENCE, Presence, Sign
+from trinamo.runtime.protocol.discovery.presence import PRESENCE, Fault, Presence, Sign
 from trinamo.runtime.protocol.streams.control import Kill, Stop
 from trinamo.runtime.protocol.streams.machine import Role, Tables
 from trinamo.runtime.protocol.streams.reasons import Reason
@@ -76,6 +76,12 @@ ends with `DisconnectedError`, and Kill and FIN go to the worker:
 """
 
 
+_FAULTS_PREFACE: Final = """\
+An instance that is there may be *faulty*: it is passed over while another lives, and shown as `inhibited`
+(as `connection lost` or `cannot be reached` where none stands). It is faulty until the last of its faults is over:
+"""
+
+
 def protocol_page(tables: Tables | PresenceTable) -> str:
     """One page of markdown for one protocol; ends with a newline."""
     if not isinstance(tables, Tables):
@@ -120,6 +126,8 @@ def _render_presence(table: PresenceTable) -> str:
         ] or [f"| {state.name} | {state.value} | none | |"]
     lines += ["", "| sign | meaning |", "|---|---|"]
     lines += [f"| {sign.name} | {sign.value} |" for sign in Sign]
+    lines += ["", _FAULTS_PREFACE, "| fault | meaning |", "|---|---|"]
+    lines += [f"| {fault.name} | {' '.join(fault.value.split())} |" for fault in Fault]
     return "\n".join([*lines, ""])
 
 

@@ -16,7 +16,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UpstreamError,
 )
-from trinamo.runtime.protocol.discovery.breaker import Breaker
+from trinamo.runtime.protocol.discovery.presence import Liveness
 
 INHIBIT_S, ERRORS_MAX, LONGEST_S = 5.0, 3, 60.0
 deaths = st.sampled_from([ConnectError, DisconnectedError, RemoteProtocolError])
@@ -27,7 +27,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.breaker, self.now = Breaker(ERRORS_MAX), 0.0
+        self.breaker, self.now = Liveness(10.0, errors_max=ERRORS_MAX), 0.0
         self.requests: list[Request] = []
         self.answers = self.errors = 0
         """In a row."""

@@ -20,9 +20,8 @@ from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableEr
 from ..logs.instances import InstanceLog
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
-from ..protocol.discovery.breaker import Breaker
 from ..protocol.discovery.instances import EndpointName, Instance
-from ..protocol.discovery.presence import InFlight, Presence, Sign
+from ..protocol.discovery.presence import Fault, InFlight, Presence, Sign
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 from .reports import InstanceReports
@@ -109,9 +108,11 @@ class Instances:
         """How many are reached, how many are inhibited, and how many are stale."""
         now = self._env.clock.now()
         statuses = [each.status(now) for each in self]
-        suspected = sum(each.is_suspected for each in self)
-        inhibited = statuses.count(InstanceStatus.INHIBITED)
-        return len(statuses) - suspected, inhibited, statuses.count(InstanceStatus.STALE)
+        return (
+            sum(Fault.UNREACHED not in each.faults for each in self),
+            statuses.count(InstanceStatus.INHIBITED),
+            statuses.count(InstanceStatus.STALE),
+        )
 
     # --- what discovery says ---
 
@@ -137,7 +138,6 @@ class Instances:
         is_back = record.presence is Presence.STALE
         if not is_back and known == instance:
             return
-        record.breaker.reset()
         record.step(Sign.REGISTERED, self._env.clock.now())
         record.wake()
         if is_back:
@@ -162,7 +162,7 @@ class Instances:
 
     def _join(self, instance: Instance) -> None:
         graces = self._grace_s, self._stale_grace_s or 0.0
-        record = InstanceRecord(instance, *graces, Breaker(self._errors_max))
+        record = InstanceRecord(instance, *graces, self._errors_max)
         before = self._records.pop(instance.id, None)
         if before is not None:
             # It comes back while requests go on that it had when it left.
@@ -208,9 +208,7 @@ class Instances:
         """A connection to it has been made, so that what ended with the last one is over."""
         record.is_connected = True
         record.connected_once.add(transport)
-        if record.is_suspected:
-            record.is_suspected = False
-            record.breaker.connect()
+        if record.connect():
             self._log.info("instance %s of %s is back", record.instance)
             self._env.note("router.trust", instance=record.instance.id)
 
@@ -219,8 +217,8 @@ class Instances:
         record.is_connected = False
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
-        elif not record.is_suspected:
-            record.is_suspected, self._faulty_until = True, math.inf
+        elif record.disconnect():
+            self._faulty_until = math.inf
             is_lost = error is None or record.connected_once
             why = "connection lost" if is_lost else error
             self._log.warning("instance %s of %s: %s", record.instance, why)
@@ -228,9 +226,9 @@ class Instances:
 
     def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:
         """A request to it ended with `error`: it may be passed over, while there is another."""
-        before = record.breaker.until
-        if record.breaker.fail(error, now, lasts_s):
-            self._faulty_until = max(self._faulty_until, record.breaker.until)
+        before = record.faults.get(Fault.FAILED, -math.inf)
+        if record.fail(error, now, lasts_s):
+            self._faulty_until = max(self._faulty_until, record.faults[Fault.FAILED])
             self._env.note("router.inhibit", instance=record.instance.id)
             if before <= now:  # Once, however many streams it took along.
                 self._log.warning("instance %s of %s is inhibited", record.instance)

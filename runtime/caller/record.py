@@ -1,4 +1,4 @@
-"""One record for each instance: presence, connection, faults, load, and requests under way.
+"""One record for each instance: presence, faults, connection, load, and requests under way.
 
 `Instances` (`instances.py`) keeps the records, and says what becomes of them.
 """
@@ -12,9 +12,8 @@ import trio
 
 from ..events.busy import REPORT_AGE_MAX_S, BusyLimits
 from ..events.load import LoadReport
-from ..protocol.discovery.breaker import Breaker
 from ..protocol.discovery.instances import Instance
-from ..protocol.discovery.presence import InFlight, Liveness, Presence
+from ..protocol.discovery.presence import Fault, InFlight, Liveness, Presence
 
 
 class InstanceStatus(enum.StrEnum):
@@ -38,16 +37,12 @@ class InstanceRecord(Liveness):
     """All that is known of one instance."""
 
     def __init__(
-        self, instance: Instance, grace_s: float, stale_grace_s: float, breaker: Breaker
+        self, instance: Instance, grace_s: float, stale_grace_s: float, errors_max: int
     ) -> None:
-        super().__init__(grace_s, stale_grace_s)
+        super().__init__(grace_s, stale_grace_s, errors_max)
         self.instance = instance
-        self.breaker = breaker
-        """Whether it is asked after it failed a request."""
         self.is_foreign = False
         self.is_connected = False
-        self.is_suspected = False
-        """Its connection was lost, and none has been made since."""
         self.connected_once: set[str] = set()
         """The transports over which it has been reached where it is now."""
         self.report: LoadReport | None = None
@@ -89,7 +84,7 @@ class InstanceRecord(Liveness):
         """How it is seen; it has not left."""
         if self.is_foreign:
             return InstanceStatus.FOREIGN
-        if self.is_suspected:
+        if Fault.UNREACHED in self.faults:
             return InstanceStatus.SUSPECTED if self.connected_once else InstanceStatus.UNREACHED
         if self.instance.draining:
             return InstanceStatus.DRAINING
@@ -100,28 +95,15 @@ class InstanceRecord(Liveness):
     @property
     def is_reached(self) -> bool:
         """Whether a request to it would arrive and be taken, as far as is known."""
-        is_out = self.instance.draining or self.is_foreign or self.is_suspected
-        return not is_out and self.presence is not Presence.UNRESPONSIVE
-
-    @property
-    def faulty_until(self) -> float:
-        """Until when it is passed over; infinite until it is connected, or answers, again."""
-        if self.is_suspected or self.presence is Presence.UNRESPONSIVE:
-            return math.inf
-        return self.breaker.faulty_until
+        is_out = self.instance.draining or self.is_foreign
+        return not (is_out or self.faults.keys() & {Fault.UNREACHED, Fault.UNRESPONSIVE})
 
     def begin(self, request: InFlight) -> bool:
-        """One request more is under way to it; whether others wait for what becomes of it."""
-        self.requests[request] = None
+        """See `Liveness`; its task looks at it from now on."""
         request.sent_at = trio.current_time()
         if self._is_asleep:
             self.wake()
-        return self.breaker.begin(request)
-
-    def end(self, request: InFlight) -> None:
-        """It is under way no more."""
-        del self.requests[request]
-        self.breaker.end(request)
+        return super().begin(request)
 
     def wake(self) -> None:
         """There is news for its task."""

@@ -316,7 +316,7 @@ class Router:
         """The instance answered a request: choose it again."""
         record = self._known.get(instance.id)
         if record is not None:
-            record.breaker.answer()
+            record.answer()
             if record.presence is not Presence.LISTED:
                 self._known.step(record, Sign.ACCEPTED)
 

@@ -1,9 +1,13 @@
-"""Whether an instance is there, and which requests to it are given up: a table, and rules on numbers.
+"""Whether an instance is there, is asked, and which requests to it are given up: a table, and rules on numbers.
 
 A connection is no proof of life: the kernel of a stopped process keeps it open. Nor does silence
 prove death: a long prefill, a long queue and a slow tool are silent too. So two things must agree.
 If discovery has deleted the instance: *deleted*, and *silent for a grace* since. If discovery names
 it, or cannot be asked: *silent for a grace*, and for another that brings *no answer to any probe*.
+
+One that is there may be faulty (`Fault`): others are asked while they live. `Liveness.faulty_until` is the one
+clock of it. A failed request is a fault that is waited out, for a time that doubles with every failure after
+it. When that is over one request at a time, the trial, finds out; an answer takes back one failure.
 
 `PRESENCE` is the program: `Liveness.step` goes by it. No clock and no I/O here: `caller/liveness.py`
 looks, probes and acts. The table is drawn in `docs/protocols/presence.md`.
@@ -17,8 +21,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final
 
-from ...errors import DisconnectedError
+from ...errors import (
+    ConnectError,
+    DisconnectedError,
+    RemoteProtocolError,
+    TrinamoError,
+    UpstreamError,
+)
 
+_BLAMED: Final = (ConnectError, DisconnectedError, RemoteProtocolError, UpstreamError)
+"""Errors of a request that are its instance's fault."""
+_FAILURES_MAX: Final = 5
+_GROWS_TO_S: Final = 60.0
+"""An instance is not passed over longer than this, or than `router.inhibit_s` if that is more."""
 LOOKS_PER_GRACE: Final = 4
 """How often it is looked, and probed: what takes a grace by rule takes a quarter more at most."""
 _ROUNDING_S: Final = 1e-6
@@ -72,6 +87,18 @@ PRESENCE: Final[Mapping[Presence, Mapping[Sign, Presence]]] = {
 # fmt: on
 
 
+class Fault(enum.Enum):
+    """Why, and until when, an instance is passed over while another lives."""
+
+    UNREACHED = "a connection to it broke, or cannot be made: until one is made"
+    UNRESPONSIVE = "it is UNRESPONSIVE: until a probe is answered or cannot be sent, or REGISTERED"
+    FAILED = """requests to it failed by a lost connection or nonsense, or `router.errors_max` in a row by
+errors that it answered with: for `router.inhibit_s`, twice as long for each failure after that, a minute at
+most; or until a request is answered, until REGISTERED, or, but after nonsense, until it is reached again"""
+    TRIED = """it has failed, and one request, the trial, finds out whether it lives again: until that one ends,
+or as FAILED"""
+
+
 class InFlight(ABC):
     """One request under way to one instance."""
 
@@ -105,14 +132,17 @@ class InFlight(ABC):
 
 
 class Liveness:
-    """One instance's presence, and the requests under way to it.
+    """One instance's presence and faults, and the requests under way to it.
 
+    `errors_max` errors that it answers with, in a row, are a fault; whatever else it fails by is one at once.
     Bounded by those requests. Whoever was stopped itself for a while must not blame others for it:
     only probes that were waited for count, not the time that has passed.
     """
 
-    def __init__(self, grace_s: float, stale_grace_s: float = 0.0) -> None:
+    def __init__(self, grace_s: float, stale_grace_s: float = 0.0, errors_max: int = 1) -> None:
         self.presence = Presence.LISTED
+        self.faults: dict[Fault, float] = {}
+        """Each with its end, infinite where that is not a matter of time."""
         self.requests: dict[InFlight, None] = {}
         """The oldest first."""
         self.pause_s = grace_s / LOOKS_PER_GRACE
@@ -125,6 +155,16 @@ class Liveness:
         """When it last gave a sign, by any request or by an answer."""
         self._unanswered_count = 0
         self._unanswered_since = 0.0
+        self._errors_max = errors_max
+        self._errors = self._failures = 0
+        """In a row; and how often it failed after it had been waited for, fewer by one for each answer since."""
+        self._trial: InFlight | None = None
+        self._is_nonsensical = False
+
+    @property
+    def faulty_until(self) -> float:
+        """Until when it is passed over, while another lives."""
+        return max(self.faults.values(), default=-math.inf)
 
     @property
     def is_probed(self) -> bool:
@@ -147,8 +187,13 @@ class Liveness:
     def step(self, sign: Sign, now: float) -> None:
         """Go where the table says."""
         self.presence = PRESENCE[self.presence].get(sign, self.presence)
+        if self.presence is Presence.UNRESPONSIVE:
+            self.faults[Fault.UNRESPONSIVE] = math.inf
+        else:
+            self.faults.pop(Fault.UNRESPONSIVE, None)
         if sign is Sign.REGISTERED:
             self._deleted_at, self._life_at, self._unanswered_count = math.inf, None, 0
+            self._forgive(failures=0)
         elif self.presence in (Presence.STALE, Presence.LEFT) and self._deleted_at == math.inf:
             self._deleted_at = now
 
@@ -221,3 +266,73 @@ class Liveness:
 
     def _lasts(self, since: float, now: float, *, graces: int = 1) -> bool:
         return now - since >= graces * self._grace_s - _ROUNDING_S
+
+    # --- faults ---
+
+    def begin(self, request: InFlight) -> bool:
+        """`request` is sent to it; whether it is the trial, whose end others wait for."""
+        self.requests[request] = None
+        if not self._failures or self._trial is not None:
+            return False
+        self._trial, self.faults[Fault.TRIED] = request, math.inf
+        return True
+
+    def end(self, request: InFlight) -> None:
+        """`request` is over, whatever became of it."""
+        del self.requests[request]
+        if self._trial is request:
+            self._end_trial()
+
+    def answer(self) -> None:
+        """It answered a request."""
+        self._errors = 0
+        if self._failures:
+            self._forgive(failures=self._failures - 1)
+
+    def fail(self, error: TrinamoError, now: float, lasts_s: float) -> bool:
+        """A request ended with `error`; whether it is passed over for that, for `lasts_s` or longer.
+
+        An `UpstreamError` is an answer of one that lives: it counts with others in a row. Nonsense is
+        not made good by a new connection. Errors that are no fault of the instance say nothing.
+        """
+        if not isinstance(error, _BLAMED):
+            return False
+        self._errors += 1
+        is_answer = isinstance(error, UpstreamError)
+        if is_answer and not self._failures and self._errors < self._errors_max:
+            return False
+        until = self.faults.get(Fault.FAILED, -math.inf)
+        if now >= until:
+            # Not for every request that one failure took along.
+            self._failures = min(self._failures + 1, _FAILURES_MAX)
+        grown_s = min(lasts_s * 2 ** (self._failures - 1), max(_GROWS_TO_S, lasts_s))
+        self.faults[Fault.FAILED] = max(until, now + grown_s)
+        self._end_trial()
+        self._is_nonsensical |= isinstance(error, RemoteProtocolError)
+        return True
+
+    def connect(self) -> bool:
+        """A connection to it is made; whether there was none: it is another process, or was out of reach."""
+        if self.faults.pop(Fault.UNREACHED, None) is None:
+            return False
+        if not self._is_nonsensical:
+            self._forgive(failures=0)
+        return True
+
+    def disconnect(self) -> bool:
+        """A connection to it broke, or cannot be made; whether that is news."""
+        is_news = Fault.UNREACHED not in self.faults
+        self.faults[Fault.UNREACHED] = math.inf
+        return is_news
+
+    def _forgive(self, *, failures: int) -> None:
+        """It is asked as any other; of what it did, so many failures are remembered."""
+        self._failures, self._is_nonsensical = failures, False
+        if not failures:
+            self._errors = 0
+        self.faults.pop(Fault.FAILED, None)
+        self._end_trial()
+
+    def _end_trial(self) -> None:
+        self._trial = None
+        self.faults.pop(Fault.TRIED, None)

@@ -116,7 +116,7 @@ def test_inhibition_ends_with(how: str) -> None:
     if how == "re-registration":
         table.put(instance(1, incarnation=2))
     elif how == "answer":
-        table.record(A).breaker.answer()
+        table.record(A).answer()
     else:
         table.delete(A.key)
         table.put(A)

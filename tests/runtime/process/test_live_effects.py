@@ -205,7 +205,7 @@ async def how_long_one_is_avoided(_: pytest.MonkeyPatch) -> None:
             [record] = list(client.router._known)
             client.router.restore(one)
             client.router.fail(one, DisconnectedError("gone"), Context("r"))
-            return record.breaker.until - trio.current_time()
+            return record.faulty_until - trio.current_time()
 
         assert inhibited_for() < 1
         await put("router.inhibit_s", "3600", cluster.frontend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.runtime.caller.requests import Request
 from tests.runtime.caller.tables import Table, instance
 from trinamo.runtime.errors import DisconnectedError, UpstreamError
-from trinamo.runtime.protocol.discovery.breaker import Breaker
+from trinamo.runtime.protocol.discovery.presence import Liveness
 
 A, B = instance(1), instance(2)
 GONE = DisconnectedError("gone")
@@ -19,7 +19,7 @@ async def test_one_request_finds_out_whether_an_instance_lives_again() -> None:
     probe = Request()
     table.begin(A.id, probe)
     assert table.candidates(5) == [B]
-    table.record(A).breaker.answer()
+    table.record(A).answer()
     assert table.candidates(5) == [A, B]
     table.end(A.id, probe)
     assert table.candidates(5) == [A, B]
@@ -35,24 +35,24 @@ async def test_a_probe_that_ends_without_an_answer_leaves_the_turn_to_another() 
 
 
 def test_each_failure_doubles_the_time_up_to_a_minute() -> None:
-    breaker, now, waits = Breaker(3), 0.0, []
+    breaker, now, waits = Liveness(10.0, errors_max=3), 0.0, []
     for _ in range(6):
         breaker.fail(GONE, now, 5)
-        waits.append(breaker.until - now)
-        now = breaker.until
+        waits.append(breaker.faulty_until - now)
+        now = breaker.faulty_until
 
     assert waits == [5, 10, 20, 40, 60, 60]
 
 
 def test_many_requests_that_one_failure_took_along_are_one() -> None:
-    breaker = Breaker(3)
+    breaker = Liveness(10.0, errors_max=3)
     for _ in range(64):
         breaker.fail(GONE, 0, 5)
-    assert breaker.until == 5
+    assert breaker.faulty_until == 5
 
 
 def test_as_many_answers_as_failures_close_it() -> None:
-    breaker = Breaker(3)
+    breaker = Liveness(10.0, errors_max=3)
     for now in (0, 5, 15):
         breaker.fail(GONE, now, 5)
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_as_many_answers_as_failures_close_it() -> None:
 
 def test_errors_that_an_instance_answers_with_open_it_in_a_row_only() -> None:
     """One request that nobody can answer would have all of them passed over."""
-    breaker, error = Breaker(3), UpstreamError("500")
+    breaker, error = Liveness(10.0, errors_max=3), UpstreamError("500")
     assert [breaker.fail(error, 0, 5) for _ in range(2)] == [False, False]
     breaker.answer()
     assert [breaker.fail(error, 0, 5) for _ in range(3)] == [False, False, True]
