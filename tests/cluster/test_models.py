@@ -23,7 +23,7 @@ from tests.sources import ROOT
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import survey_cluster
+from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
 from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_card

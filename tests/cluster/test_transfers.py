@@ -12,7 +12,7 @@ import trio
 from tests.cluster.processes import ROLE, Member, start, until
 from tests.runtime.kv.ranges import memory_of
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import survey_cluster
+from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv

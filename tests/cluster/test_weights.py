@@ -17,7 +17,7 @@ from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, 
 from tests.session import needs
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import survey_cluster
+from trinamo.cli.status.asking import survey_cluster
 from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.llamacpp.model_file import (

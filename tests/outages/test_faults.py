@@ -20,7 +20,7 @@ from tests.cluster.processes import Cluster, open_cluster, until
 from tests.outages.watching import OK, ask, incarnation, wait_registered
 from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.survey import survey_cluster
+from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.view.survey import Survey

@@ -186,7 +186,7 @@ def _in_force(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
     from trinamo.runtime.errors import TrinamoError
 
     from .running.locating import locate
-    from .status.survey import survey_cluster
+    from .status.asking import survey_cluster
 
     try:
         survey = trio.run(survey_cluster, locate(sources))

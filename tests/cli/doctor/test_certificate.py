@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
-from trinamo.cli.doctor.certificate import certificate_findings
+from trinamo.cli.doctor.examination import certificate_findings
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.http import HttpConfig, HttpTlsConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.places import Place
-from trinamo.cli.up import checking
+from trinamo.cli.up import plan
 from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.errors import ConfigError
 
@@ -64,8 +64,8 @@ def test_an_import_that_never_ends_is_given_up(
 ) -> None:
     (tmp_path / "mine.py").write_text("import time; time.sleep(3600)")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checking, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(plan, "CHECK_TIMEOUT_S", 0.1)
     section = WorkerConfig(engine="./mine.py:engine")
 
     with pytest.raises(ConfigError, match=r"mine.py:engine is not imported within 0.1 s"):
-        checking.check_own_engines(section, Place(tmp_path).environ)
+        plan.check_own_engines(section, Place(tmp_path).environ)

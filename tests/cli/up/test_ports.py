@@ -180,7 +180,7 @@ def test_where_clients_need_keys_the_printed_commands_send_one() -> None:
     plain = Sources().with_overrides(worker__engine="echo")
     keyed = plain.with_overrides(http__api_key_env="KEY")
     lines = {
-        needs_key: "\n".join(welcome("http://127.0.0.1:1", "", plan_cluster(each, workers=1)))
+        needs_key: "\n".join(welcome("http://127.0.0.1:1", "", plan_cluster(each, workers=1), {}))
         for needs_key, each in ((False, plain), (True, keyed))
     }
 

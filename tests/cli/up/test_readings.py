@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trinamo.cli.running.readings import read_usage, sum_samples
+from trinamo.cli.up.watching import read_usage, sum_samples
 from trinamo.runtime.view.facts import Rates
 
 

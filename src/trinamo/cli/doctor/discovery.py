@@ -12,7 +12,7 @@ from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.view.survey import Survey
 
 from ..running.locating import Target, somebody_listens
-from ..status.survey import survey_cluster
+from ..status.asking import survey_cluster
 from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 

@@ -31,7 +31,7 @@ def doctor(
 
     from ..running.locating import locate, quiet_log
     from .examination import examine
-    from .finding import Verdict
+    from .finding import Verdict, findings_table
 
     quiet_log()
     findings = trio.run(examine, locate(sources), (url or "").rstrip("/"), key_of(key_env))
@@ -43,7 +43,6 @@ def doctor(
         sys.stdout.write(json.dumps([attrs.asdict(each) for each in findings], indent=2) + "\n")
     else:
         from ..status.text import open_console
-        from .text import findings_table
 
         open_console().print(findings_table(findings))
     missing = [each for each in findings if each.verdict == Verdict.MISSING]

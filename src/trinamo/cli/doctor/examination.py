@@ -12,6 +12,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError
+from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
@@ -28,21 +30,24 @@ from trinamo.transports.assembly.planes import open_control_plane, open_event_pl
 from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
-from .certificate import certificate_findings
 from .discovery import discovery_findings
 from .finding import Finding, Verdict
 from .transfer import transfer_findings
 
 OPEN_FILES_MIN: Final = 4096
 """A frontend at its default bounds holds 2048 clients and a stream for each."""
+OPEN_FILES_WANTED: Final = 65_536
 ASK_TIMEOUT_S: Final = 8.0
+DAY_S: Final = 86_400
+DAYS_MIN: Final = 14
+"""Left to a certificate; whoever renews them by machine does so before."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
 
 
 async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
-    found = [_python(), *_packages(target), *_model(target.config), _cluster(target)]
+    found = [*_packages(target), *_model(target.config), _cluster(target)]
     servers: dict[str, Finding] = {}
     discovered: list[Finding] = []
 
@@ -64,14 +69,14 @@ async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]
 # --- what is installed -----------------------------------------------------------------------
 
 
-def _python() -> Finding:
+def _packages(target: Target) -> Iterator[Finding]:
+    """Python, and what of the package's own requirements is there."""
     text = f"{platform.python_version()} at {sys.executable}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
-        return Finding("Python", Verdict.GOOD, text)
-    return Finding("Python", Verdict.MISSING, f"{text}; 3.11 to 3.13 is needed", "make up")
-
-
-def _packages(target: Target) -> Iterator[Finding]:
+        yield Finding("Python", Verdict.GOOD, text)
+    else:
+        text = f"{text}; 3.11 to 3.13 is needed"
+        yield Finding("Python", Verdict.MISSING, text, "make up")
     by_extra: dict[str, list[str]] = {"": [], "embedded": [], "llamacpp": []}
     try:
         lines = requires("trinamo") or []
@@ -243,19 +248,40 @@ def spins(path: Path, *, devices: Path = Path("/sys/dev/block")) -> bool:
     return any(flag.is_file() and flag.read_text().strip() == "1" for flag in flags)
 
 
+def certificate_findings(config: Config, now: float) -> Iterator[Finding]:
+    """Whether the files of `http.tls` can be used, and for how long; nothing without TLS.
+
+    `now` is in seconds since 1970.
+    """
+    tls = config.http.tls
+    if tls.certificate_file is None:
+        return
+    try:
+        expires_at = Certificates(tls).expires_at
+    except ConfigError as error:
+        yield Finding("certificate", Verdict.MISSING, error.message, "mend the files of http.tls")
+        return
+    for fault in find_certificate_faults(tls):
+        yield Finding("certificate", Verdict.WARNING, fault)
+    days = int((expires_at - now) // DAY_S)
+    end = datetime.fromtimestamp(expires_at, UTC)
+    text = f"{tls.certificate_file} ends on {end:%Y-%m-%d}"
+    if days < 0:
+        yield Finding("certificate", Verdict.MISSING, f"{text}: it is over", "renew it")
+    elif days < DAYS_MIN:
+        yield Finding("certificate", Verdict.WARNING, f"{text}, in {days} days", "renew it")
+    else:
+        yield Finding("certificate", Verdict.GOOD, text)
+
+
 def _limits() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{_limit(soft)}, at most {_limit(hard)}"
-    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
-        yield Finding("open files", Verdict.WARNING, text, f"ulimit -n {_raised(hard)}")
+    soft, hard = (
+        None if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    text = f"{soft or 'unlimited'}, at most {hard or 'unlimited'}"
+    if soft is not None and soft < OPEN_FILES_MIN:
+        raised = min(OPEN_FILES_WANTED, hard or OPEN_FILES_WANTED)
+        yield Finding("open files", Verdict.WARNING, text, f"ulimit -n {raised}")
     else:
         yield Finding("open files", Verdict.GOOD, text)
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _raised(hard: int) -> int:
-    wanted = 65_536
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,1 +1,1 @@
-"""Which cluster a command is about, and what its processes answer."""
+"""Which cluster a command is about, and who of it runs on this machine."""

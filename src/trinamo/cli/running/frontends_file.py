@@ -1,8 +1,9 @@
-"""Where frontends that `trinamo up` has not started say who they are: a small file, for `trinamo status`.
+"""Who else of a cluster runs on this machine, as `trinamo up` or the frontends themselves have written it down.
 
+Frontends that `trinamo up` has not started say who they are in a small file, for `trinamo status`.
 Discovery names those with a status port, while it is there; a port that several share answers for any.
 As the run file of a cluster it is for its user alone, is removed at the end, and belongs to one
-process.
+process. Run files hold secrets, too: none of them is handed on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from typing import Final, Self
 
 import attrs
 
+from trinamo.runtime.config.config import Config
+from trinamo.runtime.view.survey import FrontendLook, Neighbours
 from trinamo.transports.assembly.run_file import (
     FILE_BYTES_MAX,
     ProcessEntry,
+    RunFile,
     process_started,
     run_folder,
+    running,
     write_whole,
 )
 
@@ -92,3 +97,46 @@ def _read(path: Path) -> FrontendsFile | None:
         return FrontendsFile(**value)
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def find_neighbours(config: Config) -> Neighbours:
+    """Those of the cluster with this etcd that run on this machine. Reads small files, no more."""
+    etcd = config.control_plane.etcd.endpoints
+    run = next((each for each in running() if each.etcd == etcd), None)
+    return neighbours_of(etcd, run)
+
+
+def neighbours_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> Neighbours:
+    """What is written down of the cluster with this etcd, and the frontend that an operator names by `url`."""
+    found = Neighbours()
+    if run is not None:
+        found.processes = run.processes
+        found.cluster = {
+            "pid": run.pid,
+            "state": run.state,
+            "url": run.url,
+            "engine": run.engine,
+            "nats": list(run.nats),
+        }
+        found.frontends = [
+            FrontendLook(
+                each.name,
+                each.pid,
+                run.url,
+                each.url if each.url != run.url else "",
+                # Several share a port.
+                is_named=each.name == "frontend",
+            )
+            for each in run.processes
+            if each.name.startswith("frontend") and run.url
+        ]
+    for file in find_frontends():
+        if file.etcd == tuple(etcd) or file.url == url:
+            is_alone = len(file.processes) == 1
+            found.frontends += [
+                FrontendLook(each.name, each.pid, file.url, each.url, is_named=is_alone)
+                for each in file.processes
+            ]
+    if url and all(each.url != url for each in found.frontends):
+        found.frontends.insert(0, FrontendLook("frontend", 0, url, "", is_named=True))
+    return found

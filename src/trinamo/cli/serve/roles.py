@@ -30,7 +30,7 @@ from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.runtime.view.looks import Place
 from trinamo.transports.assembly.planes import RealTransports
 
-from ..running.neighbours import find_neighbours
+from ..running.frontends_file import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
 from .memory import memory_trimmed, settle_memory
 from .output import LogLosses

@@ -31,7 +31,7 @@ def status(
 
     from ..failures import EXIT_DEGRADED
     from ..running.locating import locate, quiet_log
-    from .survey import survey_cluster
+    from .asking import survey_cluster
     from .text import open_console, survey_json, survey_tables
 
     quiet_log()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, Final, Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trinamo.runtime.logs.text import one_line
+from trinamo.runtime.view.facts import Transfers, read_facts
 from trinamo.runtime.view.listing import InstanceLook
 from trinamo.runtime.view.survey import FrontendLook, Survey
 
@@ -23,7 +24,12 @@ ROWS_MAX: Final = 200
 CELL_CHARACTERS_MAX: Final = 200
 WIDTH_MAX: Final = 1000
 """Without a terminal, whose reader may be `grep`."""
-_NUMBERS: Final = frozenset({"incarnation", "active", "KV blocks", "pid"})
+_NUMBERS: Final = frozenset(
+    (
+        *("incarnation", "active", "KV blocks", "pid", "peers", "in flight", "fallbacks"),
+        *("quarantined", "instances", "context", "size"),
+    )
+)
 
 
 def survey_json(survey: Survey) -> str:
@@ -49,8 +55,7 @@ def survey_tables(survey: Survey, width: int = WIDTH_MAX) -> Iterator[Renderable
     for each in survey.frontends[:ROWS_MAX]:
         yield _frontend(each)
     yield _instances(survey.instances, width)
-    if any(_transfers_of(each) for each in survey.instances):
-        yield _transfers(survey.instances)
+    yield from _transfers(survey.instances)
     if survey.instances:
         yield _models(survey)
     yield from _weights(survey)
@@ -65,15 +70,21 @@ def _text(text: str, style: str = "") -> Text:
     return Text(one_line(text, characters_max=1000), style=style)
 
 
-def _add(table: Table, *cells: object) -> None:
-    """A row in which others may have written."""
-    table.add_row(*(Text(one_line(cell, characters_max=CELL_CHARACTERS_MAX)) for cell in cells))
-
-
-def _bounded(table: Table, rows: int) -> RenderableType:
-    if rows <= ROWS_MAX:
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, whole: Container[str]
+) -> RenderableType:
+    """A row each, in which others may have written; no cell of the columns `whole` wraps."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for name in columns:
+        justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+        is_whole = name in whole
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_whole else "fold"
+        table.add_column(name, no_wrap=is_whole, justify=justify, overflow=overflow)
+    for row in rows[:ROWS_MAX]:
+        table.add_row(*(Text(one_line(cell, characters_max=CELL_CHARACTERS_MAX)) for cell in row))
+    if len(rows) <= ROWS_MAX:
         return table
-    return Group(table, Text(f"{rows - ROWS_MAX} more are not shown; --json has them all"))
+    return Group(table, Text(f"{len(rows) - ROWS_MAX} more are not shown; --json has them all"))
 
 
 def _frontend(look: FrontendLook) -> Text:
@@ -98,23 +109,22 @@ def _instances(instances: list[InstanceLook], width: int) -> RenderableType:
     """
     if not instances:
         return Text("instances: none is registered; start one with `trinamo worker`")
-    rows = [_cells(each) for each in instances[:ROWS_MAX]]
+    rows = [_cells(each) for each in instances]
     columns = [name for name in rows[0] if any(row[name] not in ("", "-") for row in rows)]
     for dispensable in ("lease", "address", "incarnation", "endpoint", "engine"):
         wide = sum(max(len(name), *(len(row[name]) for row in rows)) + 3 for name in columns)
         if wide > width and dispensable in columns:
             columns.remove(dispensable)
-    table = Table(box=box.SIMPLE_HEAD, title="Instances", title_justify="left", pad_edge=False)
-    for name in columns:
-        table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
-    for row in rows:
-        _add(table, *(row[name] for name in columns))
-    return _bounded(table, len(instances))
+    cells = [[row[name] for name in columns] for row in rows]
+    return _table("Instances", columns, cells, whole=columns)
 
 
 def _cells(look: InstanceLook) -> dict[str, str]:
-    """What each column says of an instance."""
+    """What each column says of an instance; a stranger may have said it."""
     health, told = look.health or {}, look.metadata
+    # Its requests: by its own word, else by what it told the frontend, else the frontend's own.
+    requests = (health.get("active"), look.active, look.in_flight)
+    state = "draining" if look.is_draining else "away" if look.problem else ""
     found = {
         "name": look.name or "-",
         "instance": look.id,
@@ -122,10 +132,10 @@ def _cells(look: InstanceLook) -> dict[str, str]:
         "model": told.get("model", ""),
         "engine": told.get("engine", ""),
         "role": told.get("role", ""),
-        "state": _state(look),
+        "state": look.seen or state or str(health.get("status", "registered")),
         "lease": look.lease_id or "-",
         "incarnation": str(look.incarnation),
-        "active": _active(look, health),
+        "active": str(next((each for each in requests if each is not None), "-")),
         "KV blocks": _blocks(look, health),
         "pid": told.get("pid", "-"),
         "address": ", ".join(f"{name} {address}" for name, address in look.transports.items()),
@@ -135,81 +145,45 @@ def _cells(look: InstanceLook) -> dict[str, str]:
     }
 
 
-def _active(instance: InstanceLook, health: dict[str, Any]) -> str:
-    """Its requests: by its own word, else by what it told the frontend, else the frontend's own."""
-    told = (health.get("active"), instance.active, instance.in_flight)
-    return str(next((each for each in told if each is not None), "-"))
-
-
-def _blocks(instance: InstanceLook, health: dict[str, Any]) -> str:
-    """Blocks in use of all that the engine of a model has; a stranger may have said it."""
-    if instance.kv_used is not None and not health:
-        return f"{instance.kv_used:.0%}"
-    model = instance.metadata.get("model", "")
+def _blocks(look: InstanceLook, health: dict[str, Any]) -> str:
+    """Blocks in use of all that the engine of a model has."""
+    if look.kv_used is not None and not health:
+        return f"{look.kv_used:.0%}"
     by_model = health.get("blocks_by_model")
+    model = look.metadata.get("model", "")
     blocks = by_model.get(model) if isinstance(by_model, dict) else health.get("blocks")
     if not isinstance(blocks, dict) or not blocks.get("total"):
         return "-"
     return f"{blocks.get('used', '?')}/{blocks.get('total', '?')}"
 
 
-def _state(instance: InstanceLook) -> str:
-    if instance.seen:
-        return instance.seen
-    if instance.is_draining:
-        return "draining"
-    if instance.problem:
-        return "away"
-    return str((instance.health or {}).get("status", "registered"))
-
-
-def _transfers_of(instance: InstanceLook) -> dict[str, Any]:
-    """What a worker says of its KV transfers; a stranger may have said it."""
-    found = (instance.health or {}).get("transfers")
-    return found if isinstance(found, dict) else {}
-
-
-def _transfers(instances: list[InstanceLook]) -> RenderableType:
+def _transfers(instances: list[InstanceLook]) -> Iterator[RenderableType]:
     """One line for each backend of each chain, in the order in which they are tried."""
-    table = Table(box=box.SIMPLE_HEAD, title="KV transfers", title_justify="left", pad_edge=False)
-    for name in ("instance", "backend", "state"):
-        table.add_column(name, no_wrap=name == "instance", overflow="fold")
-    for name in ("peers", "in flight", "fallbacks", "quarantined"):
-        table.add_column(name, justify="right")
+    rows: list[list[object]] = []
     # Once a process, of whatever endpoints.
-    for instance in list({each.id: each for each in instances}.values())[:ROWS_MAX]:
-        found = _transfers_of(instance)
-        chain = found.get("chain")
-        chain = chain if isinstance(chain, list) else []
-        for number, backend in enumerate(each for each in chain if isinstance(each, dict)):
-            counts = ("fallbacks", "quarantined_blocks")
-            _add(
-                table,
-                "" if number else instance.id,
-                str(backend.get("backend", "")),
-                _backend_state(backend),
-                f"{backend.get('usable_peers', 0)} of {backend.get('peers', 0)}",
-                str(backend.get("in_flight", 0)),
-                *("" if number else str(found.get(count, 0)) for count in counts),
+    for look in {each.id: each for each in instances}.values():
+        found = read_facts((look.health or {}).get("transfers"), Transfers) or Transfers()
+        for number, each in enumerate(found.chain):
+            state = "open" if each.is_open else "not open"
+            counts = ("", "") if number else (found.fallbacks, found.quarantined_blocks)
+            rows.append(
+                [
+                    "" if number else look.id,
+                    each.backend,
+                    f"{state}: {each.problem}" if each.problem else state,
+                    f"{each.usable_peers} of {each.peers}",
+                    each.in_flight,
+                    *counts,
+                ]
             )
-    return table
-
-
-def _backend_state(backend: dict[str, Any]) -> str:
-    state = "open" if backend.get("is_open", True) else "not open"
-    problem = backend.get("problem")
-    return f"{state}: {problem}" if problem else state
+    columns = ("instance", "backend", "state", "peers", "in flight", "fallbacks", "quarantined")
+    if rows:
+        yield _table("KV transfers", columns, rows, whole=("instance",))
 
 
 def _models(survey: Survey) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, title="Models", title_justify="left", pad_edge=False)
-    for name in ("model", "aliases", "engine", "endpoint"):
-        table.add_column(name, overflow="fold")
-    for name in ("instances", "context"):
-        table.add_column(name, justify="right")
-    for each in survey.models[:ROWS_MAX]:
-        _add(
-            table,
+    rows = [
+        [
             each.name,
             ", ".join(each.aliases) or "-",
             each.engine,
@@ -217,27 +191,24 @@ def _models(survey: Survey) -> RenderableType:
             f"{each.instances} of {each.registered}"
             + (f", {each.refused} refused" if each.refused else ""),
             f"{each.context_tokens_max} tokens" if each.context_tokens_max else "-",
-        )
-    return _bounded(table, len(survey.models))
+        ]
+        for each in survey.models
+    ]
+    columns = ("model", "aliases", "engine", "endpoint", "instances", "context")
+    return _table("Models", columns, rows, whole=())
 
 
 def _weights(survey: Survey) -> Iterator[RenderableType]:
-    """One line for each file of each holder; nothing if nobody holds any."""
-    rows = list(weights_rows((each.id, each.health) for each in survey.instances))
-    if not rows:
-        return
-    table = Table(box=box.SIMPLE_HEAD, title="Weights", title_justify="left", pad_edge=False)
-    for name in ("held by", "model", "sha256"):
-        table.add_column(name, no_wrap=name == "held by", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("taken by", overflow="fold")
-    for row in rows[:ROWS_MAX]:
-        _add(
-            table,
+    rows = [
+        [
             row.instance_id,
             row.model,
             row.sha256[:16],
             f"{row.byte_count // 1_000_000} MB",
             "; ".join(row.takers) or "-",
-        )
-    yield _bounded(table, len(rows))
+        ]
+        for row in weights_rows((each.id, each.health) for each in survey.instances)
+    ]
+    if rows:
+        columns = ("held by", "model", "sha256", "size", "taken by")
+        yield _table("Weights", columns, rows, whole=("held by",))

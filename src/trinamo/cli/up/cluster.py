@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+import msgspec
 import trio
 
-from trinamo.runtime.config.config import ShutdownConfig
 from trinamo.runtime.errors import TrinamoError, UnavailableError
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
@@ -239,7 +239,11 @@ class Cluster:
         """Return once each frontend has heard of a model, so that the first request is answered."""
         with trio.move_on_after(DISCOVERY_TIMEOUT_S):
             for frontend in self.frontends:
-                while not await _is_useful(status_url_of(frontend)):  # noqa: ASYNC110 -- another process is asked
+                while True:
+                    with suppress(TrinamoError):
+                        told = await fetch_json(fetch, f"{status_url_of(frontend)}/health")
+                        if told.get("status") == "ready":
+                            break
                     await trio.sleep(DISCOVERY_POLL_S)
 
     async def _serve(self) -> None:
@@ -247,35 +251,23 @@ class Cluster:
         self._publish("ready")
         self._display.busy("")
         dashboard = reachable(str(self.frontends[0].facts.get("dashboard_url", "")))
-        for line in welcome(self.url, dashboard, self.plan):
-            self._display.say(line)
-        for line in self._how_to_reach_servers():
+        for line in welcome(self.url, dashboard, self.plan, self.servers):
             self._display.say(line)
         async with open_nursery() as nursery:
             nursery.start_soon(self._republish)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
-    def _how_to_reach_servers(self) -> Iterator[str]:
-        """With programs that are none of ours, where the user gave them a port."""
-        config = self.plan.config
-        if config.control_plane.etcd.port:
-            address = self.servers["etcd"].address
-            yield f"  etcd, for every user of this machine: etcdctl --endpoints {address} get '' --prefix"
-        if config.event_plane.nats.port:
-            nats = self.servers["nats"]
-            yield f"  NATS, with its token: NATS_USER=$(cat {nats.token_path}) nats -s {nats.url} sub '>'"
-
     async def _drain(self) -> None:
         config = self.plan.config
-        limits = config.shutdown
         self._publish("draining")
         if self.frontends:
             self._display.busy(f"draining {_some_frontends(len(self.frontends))}")
             await end_all(self.frontends, frontend_grace_s(config), self._display.say)
         if self.workers:
             self._display.busy(f"draining {_count(len(self.workers), 'worker')}")
-            await end_all(self.workers, sum(_deadlines(limits)), self._display.say)
+            grace_s = sum(msgspec.structs.astuple(config.shutdown))
+            await end_all(self.workers, grace_s, self._display.say)
 
     # --- the run file ---
 
@@ -323,18 +315,6 @@ class Cluster:
             self._publish("ready")
 
 
-async def _is_useful(url: str) -> bool:
-    try:
-        return bool((await fetch_json(fetch, f"{url}/health")).get("status") == "ready")
-    except TrinamoError:
-        return False
-
-
-def _deadlines(limits: ShutdownConfig) -> list[float]:
-    """The deadlines of a worker's orderly end."""
-    return [getattr(limits, name) for name in limits.__struct_fields__]
-
-
 def _some_frontends(number: int) -> str:
     return "the frontend" if number == 1 else f"{number} frontends"
 
@@ -343,16 +323,26 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def welcome(url: str, dashboard: str, plan: Plan) -> list[str]:
-    """What to do with a cluster that is ready, line by line."""
+def welcome(
+    url: str, dashboard: str, plan: Plan, servers: Mapping[str, EmbeddedServer]
+) -> Iterator[str]:
+    """What to do with a cluster that is ready, line by line.
+
+    Servers are named where the user gave them a port, for programs that are none of ours.
+    """
     key, chat = "", "trinamo chat"
     if plan.config.http.needs_key:
         key, chat = ' -H "authorization: Bearer $KEY"', "trinamo chat --key-env KEY"
     body = '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}'
-    return [
-        f"The cluster is ready: {url}/v1",
-        *([f"  dashboard: {dashboard}"] if dashboard else []),
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'",
-        f'  {chat} "Say hello."      trinamo status',
-        f"  one more worker, in another terminal: {plan.worker_command}",
-    ]
+    yield f"The cluster is ready: {url}/v1"
+    if dashboard:
+        yield f"  dashboard: {dashboard}"
+    yield f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+    yield f'  {chat} "Say hello."      trinamo status'
+    yield f"  one more worker, in another terminal: {plan.worker_command}"
+    if plan.config.control_plane.etcd.port:
+        address = servers["etcd"].address
+        yield f"  etcd, for every user of this machine: etcdctl --endpoints {address} get '' --prefix"
+    if plan.config.event_plane.nats.port:
+        nats = servers["nats"]
+        yield f"  NATS, with its token: NATS_USER=$(cat {nats.token_path}) nats -s {nats.url} sub '>'"

@@ -1,18 +1,23 @@
 """What `trinamo up` shows: a live table on a terminal, plain lines everywhere else.
 
 Both take the same calls, all of them synchronous; neither knows what a cluster is. They write to
-`sys.stdout`, which here is an `output.Output`: no call waits for a reader.
+`sys.stdout`, which here is an `output.Output`: no call waits for a reader. The log of `up` itself, such as
+a server that is started again, goes the same way: a handler that wrote to standard error would tear the
+table apart.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Self
 
 import attrs
 
-from trinamo.runtime.logs.text import one_line
+from trinamo.runtime.config.config import LogConfig
+from trinamo.runtime.logs.text import one_line, tell_causes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,37 +45,11 @@ class Row:
     note: str = ""
 
 
-class Display(Protocol):
-    """Where a cluster's story goes."""
-
-    is_live: bool
-    """Whether `show` has an effect, so that figures are worth collecting."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def say(self, text: str) -> None:
-        """Something happened."""
-        ...
-
-    def line(self, source: str, text: str) -> None:
-        """A line of a child's output."""
-        ...
-
-    def busy(self, text: str) -> None:
-        """What is being waited for now; empty when nothing is."""
-        ...
-
-    def show(self, rows: Sequence[Row]) -> None:
-        """The processes as they are."""
-        ...
-
-
-class PlainDisplay:
-    """One line an event on standard output, for logs and pipes."""
+class Display:
+    """Where a cluster's story goes: one line an event on standard output, for logs and pipes."""
 
     is_live = False
+    """Whether `show` has an effect, so that figures are worth collecting."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,9 +58,11 @@ class PlainDisplay:
         pass
 
     def say(self, text: str) -> None:
+        """Something happened."""
         self._write(one_line(text))
 
     def line(self, source: str, text: str) -> None:
+        """A line of a child's output."""
         if text.startswith("{"):
             # JSON stays JSON: the source becomes a field of it.
             self._write(one_line(f'{{"process": "{source}", {text[1:]}', characters_max=1 << 17))
@@ -91,17 +72,18 @@ class PlainDisplay:
         self._write(f"{source:<{_NAME_WIDTH}} | {shown}")
 
     def busy(self, text: str) -> None:
+        """What is being waited for now; empty when nothing is."""
         if text:
             self._write(f"{text} …")
 
     def show(self, rows: Sequence[Row]) -> None:
-        pass
+        """The processes as they are."""
 
     def _write(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A table that stays at the bottom of the terminal, with the events scrolling above it."""
 
     is_live = True
@@ -196,4 +178,30 @@ def _figure(value: float | None, form: str) -> str:
 
 def open_display(*, plain: bool = False) -> Display:
     """The live display on a terminal, else the plain one."""
-    return LiveDisplay() if sys.stdout.isatty() and not plain else PlainDisplay()
+    return LiveDisplay() if sys.stdout.isatty() and not plain else Display()
+
+
+class _DisplayHandler(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        cause = "" if error is None else f": {tell_causes(error)}"
+        self._display.line("up", f"{record.getMessage()}{cause}")
+
+
+@contextmanager
+def show_log(display: Display, config: LogConfig) -> Iterator[None]:
+    """Send this process's log events to the display while inside."""
+    root = logging.getLogger()
+    handler = _DisplayHandler(display)
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.getLevelNamesMapping()[config.level.upper()])
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)

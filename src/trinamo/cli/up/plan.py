@@ -1,18 +1,24 @@
 """What `trinamo up` is going to start, decided before anything is started.
 
-Only decides; `cluster.py` does it.
+Only decides; `cluster.py` does it. Engines of the user's own are imported by a process of its own first: what
+an import takes (memory, threads, a GPU) is no business of `up`.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
 from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.models import is_own_engine
+from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.engines.threads import core_count
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.assembly.running import names_etcd, names_nats
@@ -26,6 +32,7 @@ CORES_OF_A_WORKER: Final = 4
 WORKERS: Final = 2
 """Of engines that compute next to nothing: enough to see one go and the other answer."""
 LLAMACPP: Final = "llamacpp"
+CHECK_TIMEOUT_S: Final = 120.0
 
 
 @attrs.frozen
@@ -221,3 +228,37 @@ def _check_ports(plan: Plan) -> None:
 def _is_ours(embedded: bool | None, nodes: int, *, is_named: bool) -> bool:
     """Whether to start a server: as configured, else unless the configuration names others."""
     return embedded if embedded is not None else nodes == 1 and not is_named
+
+
+def check_own_engines(section: WorkerConfig, environ: Mapping[str, str]) -> None:
+    """Return if all of them import and are engines; blocks meanwhile.
+
+    A worker started with `environ` has the configuration `section`. Raises `ConfigError` for a check
+    that could not end, and `SystemExit` for an engine that is none: what the check said of it has then
+    been written to standard error.
+    """
+    own = [each.engine for each in section.by_model() if is_own_engine(each.engine)]
+    if not own:
+        return
+    command = [sys.executable, "-m", "trinamo.cli", "worker", "--check-engine"]
+    command += ["--parent", str(os.getpid())]
+    what = f"engine {', '.join(own)}"
+    try:
+        done = subprocess.run(  # noqa: S603 -- the command is ours
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{what} is not imported within {CHECK_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        sys.stderr.write(done.stderr.decode("utf-8", "replace"))
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise ConfigError(f"{what} does not import: the process that did was killed by {name}")
+    if done.returncode:
+        raise SystemExit(done.returncode)

@@ -103,11 +103,9 @@ def up(
 
     from ..serve.limits import raise_descriptor_limit
     from ..serve.output import unblock_output
-    from .checking import check_own_engines
     from .cluster import Cluster
-    from .display import open_display
-    from .log_lines import show_log
-    from .plan import plan_cluster
+    from .display import open_display, show_log
+    from .plan import check_own_engines, plan_cluster
 
     plan = plan_cluster(
         sources,

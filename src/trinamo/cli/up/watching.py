@@ -6,9 +6,13 @@ process that does not answer keeps its row and loses its figures.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from trinamo.runtime.errors import TrinamoError
@@ -18,17 +22,17 @@ from trinamo.transports.assembly.run_file import is_worker_name
 from trinamo.transports.openai.http_client import fetch
 
 from ..children.shared_port import status_url_of
-from ..running.readings import read_usage, sum_samples
 from .display import Display, Row
 
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
 
     from ..children.child import Child
-
-
 INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 0.8
+_SAMPLE: Final = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 async def watch_cluster(
@@ -100,3 +104,35 @@ def _row(
         tokens_per_s=rate(tokens) if samples else None,
         note=note,
     )
+
+
+@attrs.frozen
+class Usage:
+    """What a process uses: resident memory, and the processor time since it started."""
+
+    rss_bytes: int
+    cpu_s: float
+
+
+def read_usage(pid: int) -> Usage | None:
+    """The usage of a process; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 13 or len(pages) < 2:
+        return None
+    return Usage(int(pages[1]) * _PAGE_BYTES, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+
+
+def sum_samples(exposition: bytes) -> Mapping[str, float]:
+    """Every metric of a text exposition, summed over its labels."""
+    sums: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(exposition.decode("utf-8", "replace")):
+        try:
+            sums[name] = sums.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    return sums
