@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 from starlette.requests import Request
@@ -61,6 +62,17 @@ _encode: Final = msgspec.json.Encoder().encode
 log = logging.getLogger("trinamo.http")
 
 
+@attrs.define
+class _Instance:
+    """What is remembered of an instance, also where discovery names it no more."""
+
+    name: str = ""
+    """What people call it, as far as anybody has said."""
+    about: str = "worker"
+    is_asked: bool = False
+    """This frontend asks it, or has asked it."""
+
+
 class Dashboard:
     """What is served below `/dashboard`; `run` must run for it to show anything."""
 
@@ -88,12 +100,8 @@ class Dashboard:
         self._timeline = Timeline()
         self._minutes = Minutes()
         self._tabs = Tabs()
-        self._names: OrderedDict[str, str] = OrderedDict()
-        """What people call an instance, by its id, as far as anybody has said."""
-        self._abouts: OrderedDict[str, str] = OrderedDict()
-        """What it is, likewise."""
-        self._answering: OrderedDict[str, str] = OrderedDict()
-        """Instances that this frontend asks, or has asked."""
+        self._instances: OrderedDict[str, _Instance] = OrderedDict()
+        """By id, the newest `NOTED_MAX`."""
         self._url = self._status_url = ""
         self._places: dict[str, str] = {}
         """Whom to ask for the legs of a request, their names by URL."""
@@ -131,7 +139,8 @@ class Dashboard:
             try:
                 snapshot = await self._look()
                 pause_s = snapshot.interval_s
-                self._tabs.send(_event(snapshot))
+                data = snapshot.number, _encode(snapshot)
+                self._tabs.send(b"event: snapshot\nid: %d\ndata: %b\n\n" % data)
             except* Exception as errors:
                 # A mistake in what is only shown must not end who answers requests.
                 log.exception("the dashboard's look has failed", exc_info=errors)
@@ -142,8 +151,12 @@ class Dashboard:
         own = next(each for each in survey.frontends if each.is_own)
         own.health = msgspec.to_builtins(self.facts())
         own.requests = view_requests(self._traces)
-        self._remember(survey)
         self._observe(survey)
+        self._places = dict(list(survey.places().items())[:PLACES_MAX])
+        self._processes = {
+            **{each.id: each.metadata.get("status", "") for each in survey.instances},
+            **{f"{each.name} {each.pid}": each.status_url for each in survey.frontends},
+        }
         asked = len(survey.frontends) + min(len(survey.instances), INSTANCES_MAX)
         return self._snapshots.make(
             survey,
@@ -173,53 +186,46 @@ class Dashboard:
         self._timeline.observe("servers", wall, servers)
         seen: dict[str, Seen] = {}
         for each in known.instances:
+            noted = self._noted(each.id)
+            noted.is_asked = True
             state = _STATES.get(each.state, "") or problems.get(each.id, "")
             before = seen.get(each.id)
             if before is None or not before.state:
-                seen[each.id] = Seen(
-                    self._name(each.id), state, self._abouts.get(each.id, "worker")
-                )
-        for instance_id in seen:
-            _note(self._answering, instance_id, "")
+                seen[each.id] = Seen(noted.name or each.id[:8], state, noted.about)
         self._timeline.observe("answering", wall, seen)
 
     def _observe(self, survey: Survey) -> None:
         """All of a look: instances that no frontend asks, such as prefill workers, too."""
-        problems, others = {}, {}
+        problems = {}
         for each in survey.instances:
-            _note(self._abouts, each.id, _ABOUTS.get(role_of(each), "worker"))
-            state = "does not answer" if each.problem else ""
-            if state:
-                problems[each.id] = state
-            if each.id not in self._answering:
-                others[each.id] = Seen(self._name(each.id), state, self._abouts[each.id])
+            noted = self._noted(each.id)
+            noted.about = _ABOUTS.get(role_of(each), "worker")
+            noted.name = each.name or noted.name
+            each.name = noted.name or each.id[:8]
+            if each.problem:
+                problems[each.id] = "does not answer"
         self._observe_own(self._view().cluster, problems)
-        wall = self._clock.wall()
-        others = {key: each for key, each in others.items() if key not in self._answering}
-        self._timeline.observe("others", wall, others)
+        others = {
+            each.id: Seen(each.name, problems.get(each.id, ""), noted.about)
+            for each in survey.instances
+            if not (noted := self._noted(each.id)).is_asked
+        }
         frontends = {
             f"{each.name} {each.pid}": Seen(
                 each.name, "does not answer" if each.problem else "", "frontend"
             )
             for each in survey.frontends
         }
+        wall = self._clock.wall()
+        self._timeline.observe("others", wall, others)
         self._timeline.observe("frontends", wall, frontends)
 
-    def _name(self, instance_id: str) -> str:
-        return self._names.get(instance_id) or instance_id[:8]
-
-    def _remember(self, survey: Survey) -> None:
-        """Who is called what, and who may be asked for the legs of a request."""
-        for each in survey.instances:
-            if each.name:
-                _note(self._names, each.id, each.name)
-            # Of one that discovery names no more, what it was called is known all the same.
-            each.name = self._name(each.id)
-        self._processes = {
-            **{each.id: each.metadata.get("status", "") for each in survey.instances},
-            **{f"{each.name} {each.pid}": each.status_url for each in survey.frontends},
-        }
-        self._places = dict(list(survey.places().items())[:PLACES_MAX])
+    def _noted(self, instance_id: str) -> _Instance:
+        found = self._instances.setdefault(instance_id, _Instance())
+        self._instances.move_to_end(instance_id)
+        if len(self._instances) > NOTED_MAX:
+            self._instances.popitem(last=False)
+        return found
 
     # --- one request ---
 
@@ -240,15 +246,3 @@ class Dashboard:
 def interval_s(asked: int) -> float:
     """From one look to the next, of a cluster in which a look asks so many processes."""
     return max(INTERVAL_S, asked / ASKED_PER_S_MAX)
-
-
-def _event(snapshot: Snapshot) -> bytes:
-    return b"event: snapshot\nid: %d\ndata: %b\n\n" % (snapshot.number, _encode(snapshot))
-
-
-def _note(table: OrderedDict[str, str], key: str, value: str) -> None:
-    """Keep `value`, and of all only the newest."""
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > NOTED_MAX:
-        table.popitem(last=False)
