@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.runtime.caller.tables import HandEnv
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.planes import Delete, Entry, Put, Snapshot
-from trinamo.runtime.protocol.discovery.addresses import is_address
-from trinamo.runtime.protocol.discovery.instances import EndpointName
+from trinamo.runtime.protocol.discovery.instances import EndpointName, is_address
 from trinamo.runtime.protocol.discovery.model_cards import (
     ANYBODY,
     ModelTable,

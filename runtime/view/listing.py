@@ -10,8 +10,13 @@ import attrs
 
 from ..errors import RemoteProtocolError, TrinamoError
 from ..planes import ControlPlane, Entry
-from ..protocol.discovery.frontends import FRONTEND_PREFIX, FrontendEntry, decode_frontend
-from ..protocol.discovery.instances import INSTANCE_PREFIX, decode_instance
+from ..protocol.discovery.instances import (
+    FRONTEND_PREFIX,
+    INSTANCE_PREFIX,
+    FrontendEntry,
+    decode_frontend,
+    decode_instance,
+)
 from ..protocol.discovery.model_cards import MODEL_PREFIX, ModelTable, decode_card
 from ..protocol.openai.generate import ModelCard
 

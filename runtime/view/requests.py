@@ -101,7 +101,10 @@ def legs_view(
         for trace in view.traces:
             rows = [LegRow(process=name, leg=leg) for leg in trace.legs]
             requests.setdefault(root_of(trace.request_id), []).extend(rows)
-    newest = max(requests, key=lambda root: _began(requests[root]), default="")
+    began = {
+        root: min((row.leg.start for row in rows), default=0.0) for root, rows in requests.items()
+    }
+    newest = max(began, key=began.__getitem__, default="")
     legs = sorted(requests.get(newest, []), key=lambda row: row.leg.start)
     return LegsView(
         request_id=newest or request_id[:ID_CHARACTERS_MAX],
@@ -110,7 +113,3 @@ def legs_view(
         asked=len(told) + len(away),
         now=now,
     )
-
-
-def _began(legs: list[LegRow]) -> float:
-    return min((row.leg.start for row in legs), default=0.0)

@@ -79,8 +79,11 @@ class ScrapeTargets:
         while nothing is known, because the control plane is away. Safe to cancel.
         """
         async with self._reading:
-            if self._is_due():
-                await self._read()
+            if self._read_at is None or self._clock.now() - self._read_at >= READ_INTERVAL_S:
+                with trio.move_on_after(READ_TIMEOUT_S), suppress(TrinamoError):
+                    self._known = _look(await read_listing(self._control))
+                # Also after a failure: an outage must not make each question wait.
+                self._read_at = self._clock.now()
         if self._known is None:
             raise UnavailableError("the control plane does not say who there is")
         groups = [found.group(address) for address, found in self._known.items()]
@@ -88,16 +91,6 @@ class ScrapeTargets:
         if not has_frontend and ADDRESS.fullmatch(own_address):
             groups.append(_Found("frontend", "").group(own_address))
         return groups[:TARGETS_MAX]
-
-    def _is_due(self) -> bool:
-        now = self._clock.now()
-        return self._read_at is None or now - self._read_at >= READ_INTERVAL_S
-
-    async def _read(self) -> None:
-        with trio.move_on_after(READ_TIMEOUT_S), suppress(TrinamoError):
-            self._known = _look(await read_listing(self._control))
-        # Also after a failure: an outage must not make each question wait.
-        self._read_at = self._clock.now()
 
 
 def _look(listing: Listing) -> dict[str, _Found]:

@@ -23,7 +23,7 @@ from ..caller.record import InstanceStatus
 from ..errors import ConnectError, DeadlineError, RemoteProtocolError, TrinamoError
 from ..http.transport import Fetch, fetch_json
 from ..nurseries import open_nursery
-from ..protocol.discovery.frontends import FrontendEntry
+from ..protocol.discovery.instances import FrontendEntry
 from ..protocol.undecodable import UNDECODABLE
 from ..traces.requests import RequestsView
 from .listing import InstanceLook, Listing, ModelLook

@@ -6,7 +6,7 @@ import trio
 
 from ...env import draw_id
 from ...nurseries import open_nursery
-from ...protocol.discovery.frontends import FrontendEntry, encode_frontend, frontend_key
+from ...protocol.discovery.instances import FrontendEntry, encode_frontend, frontend_key
 from ..runtime import Runtime
 
 

@@ -1,10 +1,13 @@
-"""Names of endpoints, and what a worker registers for each endpoint that it serves.
+"""Names of endpoints, and what a worker registers for each endpoint that it serves; what a frontend registers.
 
-`worker/registration.py` writes the entries, `caller/instances.py` keeps those that a caller knows.
+`worker/registration.py` writes the entries, `caller/instances.py` keeps those that a caller knows. An address is
+read strictly: whoever may write to the store could otherwise make every frontend dial what no resolver,
+socket or broker was made for. It says nothing of whether anybody lives there.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
@@ -13,11 +16,19 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..undecodable import UNDECODABLE
-from .addresses import is_address
 
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ID: Final = re.compile(r"[0-9a-f]{1,16}")
+FRONTEND_PREFIX: Final = "frontends/"
+_ID_DIGITS: Final = 16
+_SUBJECT: Final = re.compile(r"[!-~]{1,255}")
+"""Visible ASCII: what any transport may call a place."""
+_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_ZONE: Final = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+"""An interface of this machine, as Linux bounds their names."""
+_HOST_CHARS_MAX: Final = 253
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 @attrs.frozen
@@ -104,3 +115,62 @@ def decode_instance(key: str, value: bytes) -> Instance:
         if not is_address(transport, address):
             raise RemoteProtocolError(f"{key}: {address[:80]!r} is no address for {transport!r}")
     return instance
+
+
+def is_address(transport: str, address: str) -> bool:
+    """Whether `address` can be one of `transport`: for tcp `host:port` or `[v6]:port`."""
+    if not _SUBJECT.fullmatch(address):
+        return False
+    if transport != "tcp":
+        return True
+    host, _, port = address.rpartition(":")
+    if not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        return False
+    if not (host.startswith("[") and host.endswith("]")):
+        return len(host) <= _HOST_CHARS_MAX and _HOST.fullmatch(host) is not None
+    number, percent, zone = host[1:-1].partition("%")
+    if percent and not _ZONE.fullmatch(zone):
+        return False
+    try:
+        ipaddress.IPv6Address(number)
+    except ValueError:
+        return False
+    return True
+
+
+class FrontendEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One frontend process with a status port, as registered under its lease.
+
+    Who scrapes or looks finds it there. Nobody routes by it, and a frontend serves as well without.
+    """
+
+    id: str
+    """16 hexadecimal digits, new for every process."""
+    url: str
+    """Where it answers the API; several share it if they share a port."""
+    status: str
+    """Where it alone answers `/health` and `/metrics`."""
+
+
+_frontend_decoder = msgspec.json.Decoder(FrontendEntry)
+
+
+def frontend_key(frontend_id: str) -> str:
+    """The key of one in the control plane."""
+    return FRONTEND_PREFIX + frontend_id
+
+
+def encode_frontend(entry: FrontendEntry) -> bytes:
+    """The value to register."""
+    return _encoder.encode(entry)
+
+
+def decode_frontend(key: str, value: bytes) -> FrontendEntry:
+    """The frontend registered under `key`; `RemoteProtocolError` if the two do not fit."""
+    try:
+        entry = _frontend_decoder.decode(value)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"{key}: not a frontend: {error}") from error
+    if frontend_key(entry.id) != key or len(entry.id) != _ID_DIGITS:
+        raise RemoteProtocolError(f"{key}: holds the frontend {entry.id[:32]!r}")
+    return entry

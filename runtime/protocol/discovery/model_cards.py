@@ -4,7 +4,7 @@ A model is there as long as one worker publishes its card, and for a while longe
 but its worker does not: a store that was stopped takes cards and instances away in one moment, and
 the workers bring them back in the next. Workers whose cards disagree would give different answers
 under one name, so only those are asked who agree with the card in force. They may differ in the
-other names that they give the model (`aliases.py`): it has those of all who are asked. Sans-IO:
+other names that they give the model (`AliasTable`): it has those of all who are asked. Sans-IO:
 `http/models/discovery.py` feeds the watch in and tells the model manager what came and went.
 
 A card under `models/chat/<name>` is read as well, and never written: an older layout that says
@@ -14,7 +14,7 @@ A card under `models/chat/<name>` is read as well, and never written: an older l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -24,7 +24,6 @@ import msgspec
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
 from ..undecodable import UNDECODABLE
-from .aliases import AliasTable, Claim
 from .instances import EndpointName, is_instance_id
 
 MODEL_PREFIX: Final = "models/"
@@ -83,6 +82,52 @@ def _names_instance(key: str, card: ModelCard) -> bool:
 
 def _speaks_for(key: str, card: ModelCard) -> str:
     return key.rpartition("/")[2] if _names_instance(key, card) else ANYBODY
+
+
+@attrs.frozen
+class Claim:
+    """What one model wants to be called besides its name."""
+
+    created: int
+    """Unix seconds of the card in force: the least is the oldest."""
+    aliases: Collection[str]
+
+
+@attrs.define(eq=False)
+class AliasTable:
+    """Other names of models: which model an alias means, where several cards claim it.
+
+    A model's own name means that model, whoever claims it as an alias. Of two models that claim one
+    alias the one that has it keeps it, and at first the older one gets it, so that frontends agree.
+    """
+
+    models: dict[str, str] = attrs.Factory(dict)
+    """By alias, the name of the model that it means."""
+    _refused: frozenset[tuple[str, str]] = frozenset()
+    """Alias and model, of the claims that are not granted and were told of."""
+
+    def settle(self, claims: Mapping[str, Claim]) -> list[str]:
+        """Take what all models claim now; a sentence for each claim that is newly refused."""
+        claimants: dict[str, list[str]] = {}
+        for name, claim in sorted(claims.items(), key=lambda item: (item[1].created, item[0])):
+            for alias in claim.aliases:
+                claimants.setdefault(alias, []).append(name)
+        held, self.models = self.models, {}
+        refused: dict[tuple[str, str], str] = {}
+        for alias, names in claimants.items():
+            holder = held.get(alias, "")
+            owner = holder if holder in names else names[0]
+            why = f"it means {owner!r}"
+            if alias in claims:
+                owner, why = alias, "a model has that name"
+            else:
+                self.models[alias] = owner
+            for name in names:
+                if name != owner:
+                    refused[alias, name] = f"alias {alias!r} of {name!r} is refused: {why}"
+        fresh = [why for claim, why in refused.items() if claim not in self._refused]
+        self._refused = frozenset(refused)
+        return fresh
 
 
 @attrs.frozen

@@ -11,8 +11,12 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.planes.transports import DataPlane
-from trinamo.runtime.protocol.discovery.frontends import FrontendEntry, encode_frontend
-from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.runtime.protocol.discovery.instances import (
+    FrontendEntry,
+    Instance,
+    encode_frontend,
+    encode_instance,
+)
 from trinamo.runtime.view.scraping import READ_INTERVAL_S, TARGETS_MAX, ScrapeTargets
 from trinamo.transports.memory.control import MemoryControlPlane
 

@@ -14,8 +14,7 @@ from tests.runtime.view import pages
 from trinamo import HttpService
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import ControlStatistics, Snapshot
-from trinamo.runtime.protocol.discovery.frontends import FrontendEntry
-from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
+from trinamo.runtime.protocol.discovery.instances import FrontendEntry, Instance, encode_instance
 from trinamo.runtime.view.listing import read_listing
 from trinamo.runtime.view.looks import Gatherer, Place
 from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView, Overview

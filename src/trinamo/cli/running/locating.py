@@ -88,13 +88,11 @@ def _within(sources: Sources, run: RunFile) -> Sources:
 
 
 def _list(runs: Sequence[RunFile]) -> str:
-    return "".join(f"  {about(each)}: {_how_to_name(each)}\n" for each in runs)
-
-
-def _how_to_name(run: RunFile) -> str:
-    if not (run.etcd and run.url):
-        return "still starting"
-    return f"--etcd {','.join(run.etcd)}; chat: --url {run.url}"
+    lines = []
+    for run in runs:
+        how = f"--etcd {','.join(run.etcd)}; chat: --url {run.url}"
+        lines.append(f"  {about(run)}: {how if run.etcd and run.url else 'still starting'}\n")
+    return "".join(lines)
 
 
 def frontend_url(target: Target) -> str:

@@ -140,7 +140,9 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
     for name, view in told:
         answers.keeping += view.requests_max > 0
         answers.found += [Found(name, trace) for trace in view.traces]
-    answers.found.sort(key=lambda each: (_start(each.trace), each.process))
+    answers.found.sort(
+        key=lambda each: (min((leg.start for leg in each.trace.legs), default=0.0), each.process)
+    )
     return answers
 
 
@@ -158,10 +160,6 @@ async def find_places(target: Target, url: str, key: str) -> tuple[dict[str, str
             NOTHING_RUNS if target.run is None else "no process of this cluster has a status port"
         )
     return places, {each.url: key for each in survey.frontends if each.is_named}
-
-
-def _start(trace: TraceView) -> float:
-    return min((leg.start for leg in trace.legs), default=0.0)
 
 
 async def recent_ids() -> list[str]:

@@ -65,7 +65,11 @@ def tasks(
 
     told, away = trio.run(ask)
     told.sort(key=lambda each: each[0])
-    found = [(name, view) for name, view in told if _is_meant(process, name, view)]
+    found = [
+        (name, view)
+        for name, view in told
+        if process in (None, name, name.rpartition(" ")[2], str(view.pid))
+    ]
     if as_json:
         shown = {"away": away, "processes": [{"name": name, "tree": view} for name, view in found]}
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(shown)) + b"\n")
@@ -82,10 +86,6 @@ def tasks(
         raise UnavailableError(
             f"no process {process} here; there are: {names}" if told else "; ".join(away)
         )
-
-
-def _is_meant(process: str | None, name: str, view: TasksView) -> bool:
-    return process is None or process in (name, name.rpartition(" ")[2], str(view.pid))
 
 
 def _draw(name: str, view: TasksView) -> Tree:

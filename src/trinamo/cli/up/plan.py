@@ -62,12 +62,13 @@ class Plan:
 
     def worker_roles(self) -> list[tuple[str, str]]:
         """What each worker is called, and its role."""
-        if not self.prefills:
-            return [(f"worker-{number}", "aggregated") for number in _from_1(self.workers)]
-        decodes = self.workers - self.prefills
+        counts = {"worker": self.workers}
+        if self.prefills:
+            counts = {"prefill": self.prefills, "decode": self.workers - self.prefills}
         return [
-            *((f"prefill-{number}", "prefill") for number in _from_1(self.prefills)),
-            *((f"decode-{number}", "decode") for number in _from_1(decodes)),
+            (f"{role}-{number}", "aggregated" if role == "worker" else role)
+            for role, count in counts.items()
+            for number in range(1, count + 1)
         ]
 
     @property
@@ -136,16 +137,9 @@ class Plan:
         if self.config.http.needs_key and self.config.http.status_port is None:
             # The table has no key to ask with, nor has a browser that looks at the dashboard.
             overrides["http__status_port"] = 0
-        return {**_inherited(os.environ), **joined.with_overrides(**overrides).environ()}
-
-
-def _from_1(count: int) -> range:
-    return range(1, count + 1)
-
-
-def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    # Python's output must not wait in a buffer for the next line.
-    return {**environ, "PYTHONUNBUFFERED": "1"}
+        # Python's output must not wait in a buffer for the next line.
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        return {**environ, **joined.with_overrides(**overrides).environ()}
 
 
 def plan_cluster(

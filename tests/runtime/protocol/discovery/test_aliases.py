@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from trinamo.runtime.protocol.discovery.aliases import AliasTable, Claim
-from trinamo.runtime.protocol.discovery.model_cards import ModelTable, encode_card, model_key
+from trinamo.runtime.protocol.discovery.model_cards import (
+    AliasTable,
+    Claim,
+    ModelTable,
+    encode_card,
+    model_key,
+)
 from trinamo.runtime.protocol.openai.generate import ModelCard
 
 
