@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings, strategies as 
 from tests.sim.programs.response_stream import Fault, Plan, run
 from trinamo.runtime.errors import ConnectError
 from trinamo.sim import Choices, SeedChoices
-from trinamo.sim.mutants.bugs import planted
+from trinamo.sim.mutants import planted
 from trinamo.sim.strategies import choices
 from trinamo.transports.tcp import TcpClient
 

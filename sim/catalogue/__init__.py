@@ -1,6 +1,6 @@
 """The scenarios that ship: every row of the protocol's event table, and the failures S2 to S11.
 
-Each `*.toml` here is one scenario; `mutants/bugs.py` holds the mistakes that their mutants put back.
+Each `*.toml` here is one scenario; `mutants/` holds the mistakes that their mutants put back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes of a frontend towards its clients: those that leave, and those that wait (see `bugs.py`)."""
+"""Mistakes of a frontend towards its clients: those that leave, and those that wait."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.metrics.worker import WorkerRecord
 
-from .planting import Patch, bug
+from .planting import Patch, bug, instead_of
 
 
-@bug
-def waiter_stays() -> list[Patch]:
+@instead_of(AdmissionQueue, "wait")
+async def waiter_stays(
+    wait: Any, self: Any, ticket: Any, wanted: Any, exchange: Any, deadline: float
+) -> Any:
     """Nobody hears that a client has left while its request waits: it has a place when its turn comes."""
-    wait = AdmissionQueue.wait
-
-    async def wait_deaf(self: Any, ticket: Any, wanted: Any, exchange: Any, deadline: float) -> Any:
-        deaf: Any = SimpleNamespace(on_gone=lambda _: None)
-        ended = await wait(self, ticket, wanted, deaf, deadline)
-        if exchange.is_gone:
-            await trio.sleep_forever()
-        return ended
-
-    return [(AdmissionQueue, "wait", wait_deaf)]
+    deaf: Any = SimpleNamespace(on_gone=lambda _: None)
+    ended = await wait(self, ticket, wanted, deaf, deadline)
+    if exchange.is_gone:
+        await trio.sleep_forever()
+    return ended
 
 
-@bug
-def place_lost() -> list[Patch]:
+@instead_of(AdmissionQueue, "settle")
+def place_lost(*_: Any) -> None:
     """Nobody who waits is given the place of a request that ends: each waits until its time is up."""
-    return [(AdmissionQueue, "settle", lambda _: None)]
 
 
 @bug
@@ -44,29 +40,18 @@ def nobody_waits() -> list[Patch]:
     return [(Search, "_may_wait", False)]
 
 
-@bug
-def nobody_is_unknown() -> list[Patch]:
+@instead_of(ModelManager, "_check_away")
+def nobody_is_unknown(*_: Any) -> None:
     """A model whose workers are all gone was never heard of."""
-    return [(ModelManager, "_check_away", lambda *_: None)]
 
 
-@bug
-def the_cancelled_stay_counted() -> list[Patch]:
+@instead_of(WorkerRecord, "end")
+def the_cancelled_stay_counted(end: Any, self: Any) -> None:
     """A worker's gauge of requests falls with those that end well, and not with those that are killed."""
-    end = WorkerRecord.end
-
-    def ends(self: Any) -> None:
-        end(self)
-        self.tally.in_flight.value += self.outcome != SUCCESS
-
-    return [(WorkerRecord, "end", ends)]
+    end(self)
+    self.tally.in_flight.value += self.outcome != SUCCESS
 
 
-@bug
-def disconnect_unseen() -> list[Patch]:
+@instead_of(Delivery, "_client_left")
+def disconnect_unseen(*_: Any) -> None:
     """Nobody hears that the HTTP client has left while its answer is made."""
-
-    def deaf(self: object) -> None:
-        pass
-
-    return [(Delivery, "_client_left", deaf)]

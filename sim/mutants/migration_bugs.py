@@ -1,4 +1,4 @@
-"""Mistakes in going on with an answer at another worker; see `bugs.py`."""
+"""Mistakes in going on with an answer at another worker."""
 
 from __future__ import annotations
 
@@ -11,75 +11,54 @@ from trinamo.runtime.caller import migration
 from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, Verdict
 from trinamo.runtime.context import Context
 
-from .planting import Patch, bug
+from .planting import Patch, bug, instead_of
 
 
-@bug
-def replay_repeats_the_last() -> list[Patch]:
+@instead_of(MigratingAnswer, "_resumed")
+def replay_repeats_the_last(resumed: Any, self: Any) -> Any:
     """The replay is told of all delivered tokens but the last, which comes again."""
-    resumed = MigratingAnswer._resumed  # noqa: SLF001 -- what is replaced
-
-    def short(self: Any) -> Any:
-        request = resumed(self)
-        return msgspec.structs.replace(request, delivered_ids=request.delivered_ids[:-1])
-
-    return [(MigratingAnswer, "_resumed", short)]
+    request = resumed(self)
+    return msgspec.structs.replace(request, delivered_ids=request.delivered_ids[:-1])
 
 
-@bug
-def replay_skips_one() -> list[Patch]:
+@instead_of(MigratingAnswer, "_resumed")
+def replay_skips_one(resumed: Any, self: Any) -> Any:
     """The replay is told of a token that was never delivered, which so is lost."""
-    resumed = MigratingAnswer._resumed  # noqa: SLF001 -- what is replaced
-
-    def long(self: Any) -> Any:
-        request = resumed(self)
-        if not request.delivered_ids:
-            return request
-        more = [*request.delivered_ids, request.delivered_ids[-1]]
-        return msgspec.structs.replace(request, delivered_ids=more)
-
-    return [(MigratingAnswer, "_resumed", long)]
+    request = resumed(self)
+    if not request.delivered_ids:
+        return request
+    more = [*request.delivered_ids, request.delivered_ids[-1]]
+    return msgspec.structs.replace(request, delivered_ids=more)
 
 
-@bug
-def replay_forgets_a_batch() -> list[Patch]:
+@instead_of(MigratingAnswer, "take")
+def replay_forgets_a_batch(take: Any, self: Any, items: list[Any]) -> Any:
     """Of tokens that came together only the first are written down."""
-    take = MigratingAnswer.take
-
-    def forgetful(self: Any, items: list[Any]) -> bool:
-        has_room = take(self, items)
-        if len(items) > 1:
-            del self._token_ids[-len(items[-1].token_ids) :]
-        return has_room
-
-    return [(MigratingAnswer, "take", forgetful)]
+    has_room = take(self, items)
+    if len(items) > 1:
+        del self._token_ids[-len(items[-1].token_ids) :]
+    return has_room
 
 
-@bug
-def replay_begins_anew() -> list[Patch]:
+@instead_of(MigratingAnswer, "_resumed")
+def replay_begins_anew(_: Any, self: Any) -> Any:
     """The replay is asked for the whole answer."""
-    return [(MigratingAnswer, "_resumed", lambda self: self._request)]
+    return self._request
 
 
-@bug
-def replay_draws_its_own_seed() -> list[Patch]:
+@instead_of(migration, "_seeded")
+def replay_draws_its_own_seed(_: Any, request: Any, *_dice: Any) -> Any:
     """Each worker draws a seed of its own."""
-    return [(migration, "_seeded", lambda request, _: request)]
+    return request
 
 
-@bug
-def replay_is_nobodys() -> list[Patch]:
+@instead_of(MigratingAnswer, "_run_stream")
+async def replay_is_nobodys(run: Any, self: Any) -> Any:
     """A replay has a context and a scope of its own, which the client's leaving does not reach."""
-    run = MigratingAnswer._run_stream  # noqa: SLF001 -- what is replaced
-
-    async def alone(self: Any) -> bool:
-        if self._tried:
-            self._context = Context(f"{self._context.id}-replay")
-        with trio.CancelScope(shield=bool(self._tried)):
-            return await run(self)
-        raise AssertionError("nothing cancels a scope of its own")
-
-    return [(MigratingAnswer, "_run_stream", alone)]
+    if self._tried:
+        self._context = Context(f"{self._context.id}-replay")
+    with trio.CancelScope(shield=bool(self._tried)):
+        return await run(self)
 
 
 @bug

@@ -1,9 +1,10 @@
-"""How a mistake is put into the code for one run, and taken out again."""
+"""How a mistake is entered by name, put into the code for one run, and taken out again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,29 @@ def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     assert make.__name__ not in BUGS, f"two mistakes are called {make.__name__}"
     BUGS[make.__name__] = make
     return make
+
+
+def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the function below as a mistake that stands in for `owner.name`.
+
+    It is called with what it replaces, and then with the arguments of the call.
+    """
+
+    def enter(mistake: Callable[..., Any]) -> Callable[..., Any]:
+        def make() -> list[Patch]:
+            replaced = getattr(owner, name)
+
+            @wraps(replaced)
+            def stand_in(*args: Any, **options: Any) -> Any:
+                return mistake(replaced, *args, **options)
+
+            return [(owner, name, stand_in)]
+
+        make.__name__ = mistake.__name__
+        bug(make)
+        return mistake
+
+    return enter
 
 
 @contextmanager

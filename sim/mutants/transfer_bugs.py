@@ -1,4 +1,4 @@
-"""Mistakes in the life of KV blocks and of what moves them; see `bugs.py`."""
+"""Mistakes in the life of KV blocks and of what moves them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from typing import Any
 import trio
 
 from trinamo.runtime.errors import DisconnectedError
-from trinamo.runtime.kv import BlockLeases, NixlMetadata, NixlMetadataStore, TransferRouter
+from trinamo.runtime.kv import BlockLeases, NixlMetadataStore, TransferRouter
 from trinamo.runtime.kv.transfer import settlement
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.settlement import Path, Tickets
 from trinamo.runtime.planes import TransferReport
-from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus, status_of
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus
 
 from ..services.memory.transfer import SimulatedTransfer
-from .planting import Patch, bug
+from .planting import Patch, bug, instead_of
 
 
-@bug
-def transfers_hold_no_lease() -> list[Patch]:
+@instead_of(BlockLeases, "start")
+def transfers_hold_no_lease(_: Any, __: Any, start: Any, *_more: Any) -> Any:
     """Blocks of a transfer belong to whoever asked for it, and are free once that has given up."""
-    return [(BlockLeases, "start", lambda _, start, *__: start())]
+    return start()
 
 
-@bug
-def withdrawal_frees_at_once() -> list[Patch]:
+@instead_of(Grant, "withdraw")
+def withdrawal_frees_at_once(withdraw: Any, self: Any) -> None:
     """Blocks granted to a peer are used again as soon as we want no more, whatever it does."""
-    withdraw = Grant.withdraw
-
-    def careless(self: Any) -> None:
-        self._needs_proof = False
-        withdraw(self)
-
-    return [(Grant, "withdraw", careless)]
+    self._needs_proof = False
+    withdraw(self)
 
 
 @bug
@@ -43,103 +38,72 @@ def resumed_behind_the_confirmed() -> list[Patch]:
     return [(SimulatedTransfer, "confirmed_count", property(lambda self: self._next))]
 
 
-@bug
-def fallback_before_settled() -> list[Patch]:
+@instead_of(TransferRouter, "_settle")
+async def fallback_before_settled(_: Any, __: Any, transfer: Any, *_rest: Any) -> None:
     """The next backend moves the blocks while the last one may still write them."""
-
-    async def hurry(_: Any, transfer: Any, *_rest: Any) -> None:
-        transfer.abort()
-        await trio.lowlevel.checkpoint()
-
-    return [(TransferRouter, "_settle", hurry)]
+    transfer.abort()
+    await trio.lowlevel.checkpoint()
 
 
-@bug
-def lost_peer_is_done() -> list[Patch]:
+@instead_of(TransferRouter, "_attempt")
+async def lost_peer_is_done(attempt: Any, self: Any, route: Any, memory: Any, job: Any) -> Any:
     """A transfer whose peer is gone passes for done."""
-    attempt = TransferRouter._attempt  # noqa: SLF001 -- what is replaced
-
-    async def hopeful(self: Any, route: Any, memory: Any, job: Any) -> TransferReport:
-        try:
-            return await attempt(self, route, memory, job)
-        except DisconnectedError:
-            job.done = len(job.here)
-            return TransferReport(
-                backend=route.backend,
-                path="lost",
-                direction=job.direction,
-                block_count=job.done,
-                byte_count=0,
-                duration_s=0.0,
-                is_verified=False,
-            )
-
-    return [(TransferRouter, "_attempt", hopeful)]
+    try:
+        return await attempt(self, route, memory, job)
+    except DisconnectedError:
+        job.done = len(job.here)
+        return TransferReport(
+            backend=route.backend,
+            path="lost",
+            direction=job.direction,
+            block_count=job.done,
+            byte_count=0,
+            duration_s=0.0,
+            is_verified=False,
+        )
 
 
 # --- engines that find each other -------------------------------------------------------------------
 
 
-@bug
-def missing_is_gone() -> list[Patch]:
+@instead_of(EngineTransfers, "_answers")
+async def missing_is_gone(*_: Any) -> bool:
     """A peer that the store does not name any more is forgotten, however well it answers."""
-
-    async def silent(self: Any, incarnation: str) -> bool:  # noqa: ARG001 -- the method's parameters
-        await trio.lowlevel.checkpoint()
-        return False
-
-    return [(EngineTransfers, "_answers", silent)]
+    await trio.lowlevel.checkpoint()
+    return False
 
 
-@bug
-def unregistered_is_nobody() -> list[Patch]:
+@instead_of(NixlMetadataStore, "find")
+async def unregistered_is_nobody(_: Any, self: Any, engine_id: str, **__: Any) -> Any:
     """A peer that is not in the store in the moment when it is looked for cannot be found."""
-
-    async def hasty(self: Any, engine_id: str, **_: Any) -> NixlMetadata:
-        found: NixlMetadata = await self.get(engine_id)
-        return found
-
-    return [(NixlMetadataStore, "find", hasty)]
+    return await self.get(engine_id)
 
 
-@bug
-def leaves_undrained() -> list[Patch]:
+@instead_of(EngineTransfers, "drain")
+async def leaves_undrained(_: Any, self: Any) -> None:
     """A process that leaves does not wait for the transfers of its blocks."""
-
-    async def hasty(self: Any) -> None:
-        self._is_draining = True
-        await trio.lowlevel.checkpoint()
-
-    return [(EngineTransfers, "drain", hasty)]
+    self._is_draining = True
+    await trio.lowlevel.checkpoint()
 
 
 # --- blocks that a peer may still write ---------------------------------------------------------------
 
 
-@bug
-def nobody_asked() -> list[Patch]:
+@instead_of(Path, "prove")
+async def nobody_asked(*_: Any, **__: Any) -> None:
     """Whoever granted blocks waits for a word, which the dead do not say."""
-
-    async def patient(self: Any, *_: Any, **__: Any) -> float:  # noqa: ARG001 -- the method's
-        await trio.sleep_forever()
-        raise AssertionError("sleeps for ever")
-
-    return [(Path, "prove", patient)]
+    await trio.sleep_forever()
 
 
-@bug
-def missed_answer_is_death() -> list[Patch]:
+@instead_of(settlement, "status_of")
+def missed_answer_is_death(status_of: Any, result: InquiryResult, *, is_known: bool) -> Any:
     """A peer that cannot be reached, or does not answer, passes for dead."""
-
-    def rash(result: InquiryResult, *, is_known: bool) -> PeerStatus:
-        if result in (InquiryResult.SILENT, InquiryResult.UNREACHED):
-            return PeerStatus.GONE
-        return status_of(result, is_known=is_known)
-
-    return [(settlement, "status_of", rash)]
+    if result in (InquiryResult.SILENT, InquiryResult.UNREACHED):
+        return PeerStatus.GONE
+    return status_of(result, is_known=is_known)
 
 
-@bug
-def settled_while_moving() -> list[Patch]:
+@instead_of(Tickets, "is_settled")
+def settled_while_moving(*_: Any) -> bool:
     """Asked for a ticket, a process says that nothing moves, without a look."""
-    return [(Tickets, "is_settled", lambda *_: True)]
+    return True

@@ -40,7 +40,7 @@ from ..cluster.plans import (
 from ..cluster.services import BROKER, STORE
 from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
-from ..mutants.bugs import BUGS
+from ..mutants import BUGS
 from ..trial.scenario import Scenario
 from .faults import FAULTS
 

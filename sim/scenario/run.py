@@ -16,7 +16,7 @@ from ..cluster.plans import QueuePlan
 from ..core.choices import Choices
 from ..core.world import World
 from ..errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
-from ..mutants.bugs import planted
+from ..mutants import planted
 from ..programs import leased_queue, queue_consumers
 from ..trial.outcome import Outcome
 from ..trial.scenario import Scenario

@@ -59,7 +59,7 @@ KNOWN = {
         cut_count load_started_s seeds_max mutants task_count open_sockets""",
 }  # fmt: skip
 # Whoever is decorated so is called by its decorator's table.
-DECORATORS = ["@bug", "@*.command", "@*.callback", "@command"]
+DECORATORS = ["@bug", "@instead_of", "@*.command", "@*.callback", "@command"]
 
 
 def dead_names(files: Iterable[Path]) -> list[Any]:

@@ -15,7 +15,7 @@ from trinamo.sim.catalogue import scenario_paths
 from trinamo.sim.cluster.plans import Mutant
 from trinamo.sim.explore import Coverage, played, run as explore
 from trinamo.sim.explore.swarm import Progress
-from trinamo.sim.mutants.bugs import BUGS
+from trinamo.sim.mutants import BUGS
 from trinamo.sim.mutants.planting import Patch, bug
 from trinamo.sim.scenario.file import load_scenario
 from trinamo.sim.scenario.play import play_of

@@ -168,7 +168,7 @@ def open_failure(path: Path) -> Failure:
 
 def _check_file_scenario(play: Scenario, where: str = "") -> None:
     from trinamo.runtime.errors import ConfigError
-    from trinamo.sim.mutants.bugs import BUGS
+    from trinamo.sim.mutants import BUGS
     from trinamo.sim.scenario.file import parse_scenario
 
     parameters: dict[str, Any] = {"where": "", "bug": "", "faults": None, **play.parameters}

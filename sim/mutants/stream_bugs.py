@@ -1,14 +1,8 @@
-"""Mistakes of other systems, and possible ones of ours, to be put back into a run on purpose.
-
-A simulator that finds nothing may be blind. So each scenario has mutants: the same play with one of
-these mistakes planted (`planting.py`), which some seed must show. Those of the control and event planes are in
-`plane_bugs.py`, those of transfers in `transfer_bugs.py`.
-"""
+"""Mistakes in response streams, connections and requests."""
 
 from __future__ import annotations
 
 import math
-from functools import wraps
 from typing import Any
 
 import trio
@@ -38,56 +32,28 @@ from trinamo.transports.tcp.streams.response_registration import ResponseRegistr
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
-from . import (
-    disaggregation_bugs,
-    edge_bugs,
-    link_bugs,
-    migration_bugs,
-    plane_bugs,
-    transfer_bugs,
-)
-from .planting import BUGS, Patch, bug, planted
-
-__all__ = [
-    "BUGS",
-    "disaggregation_bugs",
-    "edge_bugs",
-    "link_bugs",
-    "migration_bugs",
-    "plane_bugs",
-    "planted",
-    "transfer_bugs",
-]
+from .planting import Patch, bug, instead_of
 
 # --- the response stream --------------------------------------------------------------------------
 
 
-@bug
-def eof_is_complete() -> list[Patch]:
+@instead_of(ResponseRegistration, "_disconnected")
+def eof_is_complete(_: Any, self: Any, *_why: str) -> None:
     """A connection that ends without an end mark passes for a complete answer."""
-
-    def disconnected(self: Any, why: str) -> None:  # noqa: ARG001 -- the method's parameter
-        self.channel.complete()
-
-    return [(ResponseRegistration, "_disconnected", disconnected)]
+    self.channel.complete()
 
 
-@bug
-def eof_ignored() -> list[Patch]:
+@instead_of(TcpResponseSender, "_closed")
+def eof_ignored(*_: Any) -> None:
     """The worker takes the caller's FIN or RST for nothing, and works on."""
-    return [(TcpResponseSender, "_closed", lambda _: None)]
 
 
-@bug
-def error_becomes_sentinel() -> list[Patch]:
+@instead_of(TcpResponseSender, "fail")
+def error_becomes_sentinel(_: Any, self: Any, *_error: object) -> None:
     """A handler's failure is told as the end of its answer."""
-
-    def fail(self: Any, error: object) -> None:  # noqa: ARG001 -- the method's parameter
-        if self._machine.states[Role.WORKER] is WorkerState.OPENING:
-            self.open()
-        self.finish()
-
-    return [(TcpResponseSender, "fail", fail)]
+    if self._machine.states[Role.WORKER] is WorkerState.OPENING:
+        self.open()
+    self.finish()
 
 
 @bug
@@ -107,16 +73,11 @@ def close_drops_the_queue() -> list[Patch]:
     return [(_Conversation, "hang_up", hang_up), (LinkLane, "hang_up", forget)]
 
 
-@bug
-def stop_unheard() -> list[Patch]:
+@instead_of(TcpResponseSender, "receive")
+def stop_unheard(receive: Any, self: Any, event: Any) -> None:
     """The worker reads Stop and does nothing."""
-    receive = TcpResponseSender.receive
-
-    def deaf(self: Any, event: Any) -> None:
-        if not isinstance(event, Stop):
-            receive(self, event)
-
-    return [(TcpResponseSender, "receive", deaf)]
+    if not isinstance(event, Stop):
+        receive(self, event)
 
 
 @bug
@@ -131,34 +92,26 @@ def kill_unheard() -> list[Patch]:
     return [(TcpResponseSender, "receive", deaf), (TcpResponseSender, "_closed", lambda _: None)]
 
 
-@bug
-def stop_downgrades_kill() -> list[Patch]:
+@instead_of(Context, "stop")
+def stop_downgrades_kill(_: Any, self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
     """`stop()` sets the state without looking, so that a killed context is only stopped."""
-
-    def stop(self: Any, reason: Reason = Reason.STOP_REQUESTED) -> None:
-        for child in tuple(self._children or ()):
-            child.stop(reason)
-        self.stop_reason = reason
-        self._advance(State.STOPPED)
-
-    return [(Context, "stop", stop)]
+    for child in tuple(self._children or ()):
+        child.stop(reason)
+    self.stop_reason = reason
+    self._advance(State.STOPPED)
 
 
-@bug
-def reasons_unsaid() -> list[Patch]:
+@instead_of(Context, "why_left")
+def reasons_unsaid(*_: Any) -> Reason:
     """Whatever ended a request, its worker is told that the consumer dropped it."""
-    return [(Context, "why_left", lambda _: Reason.CONSUMER_DROPPED)]
+    return Reason.CONSUMER_DROPPED
 
 
-@bug
-def drop_leaves_the_stream() -> list[Patch]:
+@instead_of(ResponseRegistration, "close")
+def drop_leaves_the_stream(_: Any, self: Any) -> None:
     """A consumer that leaves its iterator forgets the subject and tells nobody."""
-
-    def close(self: Any) -> None:
-        self._forget(self)
-        self._context.off_change(self._on_context)
-
-    return [(ResponseRegistration, "close", close)]
+    self._forget(self)
+    self._context.off_change(self._on_context)
 
 
 @bug
@@ -167,29 +120,20 @@ def kill_delivers_the_queue() -> list[Patch]:
     return [(Channel, "abandon", Channel.fail)]
 
 
-@bug
-def input_cut_is_complete() -> list[Patch]:
+@instead_of(InputReceiver, "_kill")
+def input_cut_is_complete(_: Any, self: Any, *_reason: Reason) -> None:
     """The worker takes the end of an input that was cut off for the end of the input."""
-
-    def end(self: Any, _: Reason) -> None:
-        self.channel.complete()
-        self.close()
-
-    return [(InputReceiver, "_kill", end)]
+    self.channel.complete()
+    self.close()
 
 
-@bug
-def input_never_ends() -> list[Patch]:
+@instead_of(DecodedInput, "__anext__")
+async def input_never_ends(step: Any, self: Any) -> Any:
     """A handler is not told that its input is complete, or stopped."""
-    step = DecodedInput.__anext__
-
-    async def endless(self: Any) -> Any:
-        try:
-            return await step(self)
-        except StopAsyncIteration:
-            await trio.sleep_forever()
-
-    return [(DecodedInput, "__anext__", endless)]
+    try:
+        return await step(self)
+    except StopAsyncIteration:
+        await trio.sleep_forever()
 
 
 @bug
@@ -209,15 +153,10 @@ def reader_has_no_bound() -> list[Patch]:
     ]
 
 
-@bug
-def items_out_of_order() -> list[Patch]:
+@instead_of(Channel, "extend")
+def items_out_of_order(extend: Any, self: Any, items: list[bytes]) -> Any:
     """A batch that arrives in one read is queued in the wrong order."""
-    extend = Channel.extend
-
-    def reversed_extend(self: Any, items: list[bytes]) -> bool:
-        return extend(self, items[::-1])
-
-    return [(Channel, "extend", reversed_extend)]
+    return extend(self, items[::-1])
 
 
 # --- connections ------------------------------------------------------------------------------------
@@ -226,45 +165,24 @@ def items_out_of_order() -> list[Patch]:
 @bug
 def no_keep_alive() -> list[Patch]:
     """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
-
-    def untuned(stream: object, options: object) -> None:
-        pass
-
-    return [(module, "tune", untuned) for module in (sockets, accepting)]
+    return [(module, "tune", lambda *_: None) for module in (sockets, accepting)]
 
 
-@bug
-def http_without_keep_alive() -> list[Patch]:
+@instead_of(server, "configure_socket")
+def http_without_keep_alive(*_: Any, **_bounds: float) -> None:
     """The frontend does not set its clients' sockets up to notice a silent peer."""
 
-    def untuned(socket: object, **_bounds: float) -> None:
-        pass
 
-    return [(server, "configure_socket", untuned)]
-
-
-@bug
-def refusal_unsaid() -> list[Patch]:
+@instead_of(TcpStreamServer, "_refuse")
+async def refusal_unsaid(_: Any, self: Any, *_refused: object) -> None:
     """Whoever calls home wrongly is cut off without a word."""
-
-    async def refuse(self: Any, _stream: object, _refusal: object) -> None:
-        self._turned_away_count += 1
-
-    return [(TcpStreamServer, "_refuse", refuse)]
+    self._turned_away_count += 1
 
 
-@bug
-def subject_taken_twice() -> list[Patch]:
+@instead_of(TcpStreamServer, "_take")
+def subject_taken_twice(take: Any, self: Any, handshake: Any) -> Any:
     """A second connection for a subject replaces the first."""
-    take = TcpStreamServer._take  # noqa: SLF001 -- what is replaced
-
-    def careless(self: Any, handshake: Any) -> Any:
-        registration = self._registrations.get(handshake.subject)
-        if registration is None:
-            return take(self, handshake)
-        return registration
-
-    return [(TcpStreamServer, "_take", careless)]
+    return self._registrations.get(handshake.subject) or take(self, handshake)
 
 
 @bug
@@ -273,42 +191,27 @@ def proof_unchecked() -> list[Patch]:
     return [(stream_server, "compare_digest", lambda *_: True)]
 
 
-@bug
-def strangers_are_told() -> list[Patch]:
+@instead_of(TcpStreamServer, "_greet")
+async def strangers_are_told(greet: Any, self: Any, stream: Any) -> Any:
     """Who is no member hears why."""
-    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
-
-    async def talkative(self: Any, stream: Any) -> Any:
-        try:
-            return await greet(self, stream)
-        except RemoteProtocolError as error:
-            await stream.send_all(encode_control(Refused("bad_handshake", error.message)))
-            raise
-
-    return [(TcpStreamServer, "_greet", talkative)]
+    try:
+        return await greet(self, stream)
+    except RemoteProtocolError as error:
+        await stream.send_all(encode_control(Refused("bad_handshake", error.message)))
+        raise
 
 
-@bug
-def no_handshake_timeout() -> list[Patch]:
+@instead_of(TcpStreamServer, "_greet")
+async def no_handshake_timeout(greet: Any, self: Any, stream: Any) -> Any:
     """Whoever connects and says nothing may stay."""
-    greet = TcpStreamServer._greet  # noqa: SLF001 -- what is replaced
-
-    async def patient(self: Any, stream: Any) -> Any:
-        with trio.CancelScope(shield=True):
-            return await greet(self, stream)
-
-    return [(TcpStreamServer, "_greet", patient)]
+    with trio.CancelScope(shield=True):
+        return await greet(self, stream)
 
 
-@bug
-def frames_without_bound() -> list[Patch]:
+@instead_of(FrameDecoder, "__init__")
+def frames_without_bound(start: Any, self: Any, **_: int) -> None:
     """The decoder believes any length and waits for the rest."""
-    start = FrameDecoder.__init__
-
-    def unbounded(self: Any, **_: int) -> None:
-        start(self, header_bytes_max=1 << 40, data_bytes_max=1 << 40)
-
-    return [(FrameDecoder, "__init__", unbounded)]
+    start(self, header_bytes_max=1 << 40, data_bytes_max=1 << 40)
 
 
 @bug
@@ -320,17 +223,11 @@ def accept_gives_up() -> list[Patch]:
 # --- requests ---------------------------------------------------------------------------------------
 
 
-@bug
-def served_requests_stay() -> list[Patch]:
+@instead_of(Worker, "_serve_stream")
+async def served_requests_stay(serve: Any, *request: Any) -> None:
     """A worker's task of a request stays when the request is over, and counted no more."""
-    serve = Worker._serve_stream  # noqa: SLF001 -- what is replaced
-
-    @wraps(serve)
-    async def lingering(self: Any, *request: Any) -> None:
-        await serve(self, *request)
-        await trio.sleep_forever()
-
-    return [(Worker, "_serve_stream", lingering)]
+    await serve(*request)
+    await trio.sleep_forever()
 
 
 @bug
@@ -355,43 +252,28 @@ def waits_are_unwatched() -> list[Patch]:
     return [(Client, "__init__", patient), (Instances, "_leave", unheard)]
 
 
-@bug
-def silence_unheard() -> list[Patch]:
+@instead_of(Liveness, "_lose")
+def silence_unheard(*_: Any, **__: Any) -> list[Any]:
     """From its first item on a stream trusts its connection alone, which a stopped process keeps."""
     # Either would end it: it is deleted, and it does not answer.
-    return [(Liveness, "_lose", lambda *_, **__: [])]
+    return []
 
 
-@bug
-def silent_unprobed() -> list[Patch]:
+@instead_of(Monitor, "_probe")
+async def silent_unprobed(ask: Any, self: Any, record: Any, scope: Any) -> None:
     """As long as discovery names a worker, or cannot be asked, its silence is waited out."""
-    ask = Monitor._probe  # noqa: SLF001 -- what is replaced
-
-    async def incurious(self: Any, record: Any, scope: Any) -> None:
-        if record.presence is Presence.STALE:
-            await ask(self, record, scope)
-
-    return [(Monitor, "_probe", incurious)]
+    if record.presence is Presence.STALE:
+        await ask(self, record, scope)
 
 
-@bug
-def silence_is_death() -> list[Patch]:
+@instead_of(Liveness, "take")
+def silence_is_death(take: Any, self: Any, reply: Sign, *times: float) -> Any:
     """A silent request is given up whatever its worker answers."""
-    take = Liveness.take
-
-    def hasty(self: Any, reply: Sign, asked_at: float, now: float) -> Any:
-        is_stale = self.presence is Presence.STALE
-        return take(self, reply if is_stale else Sign.REPLACED, asked_at, now)
-
-    return [(Liveness, "take", hasty)]
+    return take(self, reply if self.presence is Presence.STALE else Sign.REPLACED, *times)
 
 
-@bug
-def answers_unheard() -> list[Patch]:
+@instead_of(liveness, "probe")
+async def answers_unheard(*_: object) -> Sign:
     """Workers are probed, and what they answer is not heard."""
-
-    async def ask(*_: object) -> Sign:
-        await trio.lowlevel.checkpoint()
-        return Sign.UNANSWERED
-
-    return [(liveness, "probe", ask)]
+    await trio.lowlevel.checkpoint()
+    return Sign.UNANSWERED
