@@ -19,10 +19,10 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
-`core/env.py` (what the runtime takes from the world) and `scenario/liveness.py`.
-`explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own. Whole systems are played by
-`scenario/run.py`: clusters (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by
-`checks/`.
+`core/env.py` (what the runtime takes from the world) and `faults.py` (what breaks, and the healing of
+it). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
+Nothing of these knows the cluster. Whole clusters are played by `scenario/run.py`
+(`cluster/cluster.py`), struck by `scenario/faults.py` and judged by `checks/`.
 """
 
 from .checkers import Checker, Delivery, Linearizability, Operation, register
@@ -52,7 +52,7 @@ from .errors import (
 )
 from .explore.picture import page_of
 from .explore.run import BadScenario
-from .faults import Fault, arm
+from .faults import Fault, arm, heal_core
 from .isolation.guard import check_trio
 from .net.bus import Bus, Message, Verdict
 from .net.connection import Connection, Endpoint
@@ -62,7 +62,6 @@ from .net.network import Network
 from .net.sockets import SimSocket
 from .own.scenario import own_scenario
 from .own.search import Found, Hint, examine, search
-from .scenario.liveness import heal_core
 
 __all__ = [
     "BadScenario",

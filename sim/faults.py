@@ -1,9 +1,13 @@
-"""A fault plan for anybody's protocol: a list of plain dictionaries, and what carries it out.
+"""Faults for anybody's protocol: a plan as plain dictionaries, what carries it out, and how all ends well.
 
     arm(world, network, [{"do": "cut", "host": "a", "to": "b", "at_s": 0.5, "for_s": 2.0}])
 
 A plan is what JSON can hold, so it travels in a failure file, `shrink` makes it shorter, and
 `strategies.fault_plans` draws one.
+
+A run that never breaks a safety rule may still hang. So, as in TigerBeetle's simulator, a run may end
+with a second phase: `heal_core` makes a part of its hosts whole, and from then on every request that
+was accepted must end, in success or in a typed error, within its bound.
 
 What this module does not do: the faults of a scenario file, which know clusters
 (`scenario/faults.py`).
@@ -12,7 +16,7 @@ What this module does not do: the faults of a scenario file, which know clusters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Literal, NotRequired, TypedDict
 
@@ -23,6 +27,7 @@ from .net.network import Network
 Kind = Literal["kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset"]
 ON_HOSTS: Final[tuple[Kind, ...]] = ("kill", "power_off", "pause", "isolate")
 ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset")
+RUNNING: Final = (HostState.UP, HostState.PAUSED)
 
 
 class Fault(TypedDict):
@@ -77,7 +82,7 @@ def _strike(
 ) -> None:
     host, other = fault["host"], fault.get("to", "")
     world.note("fault", do=fault["do"], on=host, to=other)
-    undo = _effect(world, network, fault["do"], host, other, boot)
+    undo = effect(world, network, fault["do"], host, other, hosts=world.host_names, boot=boot)
     for_s = fault.get("for_s", math.inf)
     if undo is not None and for_s != math.inf:
         world.after(for_s, _undo, world, fault, undo)
@@ -88,15 +93,17 @@ def _undo(world: World, fault: Fault, undo: Callable[[], object]) -> None:
     undo()
 
 
-def _effect(
+def effect(
     world: World,
     network: Network,
     do: str,
     host: str,
     other: str,
+    *,
+    hosts: Iterable[str],
     boot: Callable[[str], object] | None,
 ) -> Callable[[], object] | None:
-    """Do it; what undoes it, if anything can."""
+    """Do it now; what undoes it, if anything can. `isolate` cuts `host` off from all other `hosts`."""
     if do in ("kill", "power_off"):
         (world.kill if do == "kill" else world.power_off)(host)
         return None if boot is None else partial(_boot, world, host, boot)
@@ -106,17 +113,47 @@ def _effect(
     if do == "reset":
         network.reset(host, other)
         return None
-    others = [name for name in world.host_names if name != host] if do == "isolate" else [other]
+    others = [name for name in hosts if name != host] if do == "isolate" else [other]
     for each in others:
         network.cut(host, each, one_way=do == "cut_one_way")
-    return partial(_heal, network, host, others)
 
+    def heal() -> None:
+        for each in others:
+            network.heal(host, each)
 
-def _heal(network: Network, host: str, others: list[str]) -> None:
-    for each in others:
-        network.heal(host, each)
+    return heal
 
 
 def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:
-    if world.host(host).state not in (HostState.UP, HostState.PAUSED):
+    if world.host(host).state not in RUNNING:
         boot(host)
+
+
+def heal_core(
+    world: World, network: Network, core: Sequence[str], boot: Callable[[str], object]
+) -> None:
+    """Heal the hosts of `core` and the links between them; cut the other hosts off, for good.
+
+    `boot` is called with the name of each host of the core that does not run, and must boot it. The
+    other hosts stay as they are, dead, paused or running, but nothing passes to or from them. Faults
+    that are still planned against the core strike it all the same: plan none after this moment.
+    """
+
+    def passes(source: str, target: str) -> bool:
+        return not network.link(source, target).is_cut
+
+    outside = [name for name in world.host_names if name not in core]
+    world.note("liveness.begin", core=tuple(core), outside=tuple(outside))
+    for name in outside:
+        for other in world.host_names:
+            if other != name and (passes(name, other) or passes(other, name)):
+                network.cut(name, other)
+    for index, name in enumerate(core):
+        for other in core[index:]:
+            # A link that was whole is left alone: to heal it would have its segments sent again.
+            if not (passes(name, other) and passes(other, name)):
+                network.heal(name, other)
+        network.answer_syn(name, "accept")
+    for name in core:
+        world.resume(name)
+        _boot(world, name, boot)

@@ -10,7 +10,7 @@ What this module does not do: decide what happens to it (`scenario/`) or judge i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import msgspec
@@ -30,9 +30,6 @@ from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
 from .workload import ClientProfile, RequestRecord, ask_over_http
-
-if TYPE_CHECKING:
-    from .plans import FaultPlan
 
 
 @attrs.frozen(kw_only=True)
@@ -158,26 +155,6 @@ class Cluster:
         role = "prefill" if name in self.prefills else "decode"
         worker = msgspec.structs.replace(config.worker, role=role)
         return msgspec.structs.replace(config, worker=worker)
-
-    def strike(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
-        """Do a fault that is no host's or link's; returns what undoes it, if anything does."""
-        fabric = self.memory.fabric
-        match fault.do:
-            case "stall_adapter":
-                fabric.stalled.add(host)
-                return lambda: fabric.go_on(host)
-            case "break_adapter":
-                fabric.broken.add(host)
-                return lambda: fabric.broken.discard(host)
-            case "stop":
-                self.processes[host].leave()
-            case "lose_replies":
-                self.services.lose_replies(host, fault.count)
-            case "compact":
-                self.services.compact()
-            case _:
-                pass  # One of the link's.
-        return None
 
     def is_up(self, name: str) -> bool:
         """Whether the host's process runs and may take a step."""

@@ -17,8 +17,7 @@ import trio
 
 from ..cluster.plans import FaultPlan
 from ..cluster.services import BROKER, STORE
-from ..core.host import HostState
-from .liveness import heal_core
+from ..faults import ON_HOSTS, ON_LINKS, RUNNING, effect, heal_core
 
 if TYPE_CHECKING:
     from ..trial.outcome import Outcome
@@ -29,37 +28,30 @@ TIME_STEPS: Final = 16
 
 @attrs.frozen
 class FaultWord:
-    """What a fault needs to be told, and in words what it is."""
+    """What a fault is, in words, and what it needs to be told."""
 
-    has_link: bool
     about: str
+    has_link: bool = False
     has_host: bool = True
 
 
 FAULTS: Final = {
-    "kill": FaultWord(has_link=False, about="SIGKILL; with `for`, a new process afterwards"),
-    "power_off": FaultWord(has_link=False, about="dead and silent; with `for`, booted afterwards"),
-    "stop": FaultWord(has_link=False, about="SIGTERM: an orderly end"),
-    "boot": FaultWord(has_link=False, about="start the process of a host that is down"),
-    "pause": FaultWord(has_link=False, about="SIGSTOP until `for` is over"),
-    "isolate": FaultWord(has_link=False, about="cut every link of the host"),
-    "skew": FaultWord(has_link=False, about="the wall clock jumps by `seconds`"),
-    "lose_replies": FaultWord(
-        has_link=False,
-        about="the next `count` writes to the store happen, and seem to fail",
-    ),
-    "exhaust": FaultWord(has_link=False, about="no file descriptor left for accept"),
-    "cut": FaultWord(has_link=True, about="nothing passes, both ways"),
-    "cut_one_way": FaultWord(has_link=True, about="nothing passes from `on` to `to`"),
-    "reset": FaultWord(has_link=True, about="RST on every connection between the two"),
-    "compact": FaultWord(has_link=False, about="the store forgets its history", has_host=False),
-    "stall_adapter": FaultWord(
-        has_link=False, about="what its adapter moves arrives after `for`, late"
-    ),
-    "break_adapter": FaultWord(
-        has_link=False, about="what its adapter moves is lost, while TCP works"
-    ),
-}  # fmt: skip
+    "kill": FaultWord("SIGKILL; with `for`, a new process afterwards"),
+    "power_off": FaultWord("dead and silent; with `for`, booted afterwards"),
+    "stop": FaultWord("SIGTERM: an orderly end"),
+    "boot": FaultWord("start the process of a host that is down"),
+    "pause": FaultWord("SIGSTOP until `for` is over"),
+    "isolate": FaultWord("cut every link of the host"),
+    "skew": FaultWord("the wall clock jumps by `seconds`"),
+    "lose_replies": FaultWord("the next `count` writes to the store happen, and seem to fail"),
+    "exhaust": FaultWord("no file descriptor left for accept"),
+    "cut": FaultWord("nothing passes, both ways", has_link=True),
+    "cut_one_way": FaultWord("nothing passes from `on` to `to`", has_link=True),
+    "reset": FaultWord("RST on every connection between the two", has_link=True),
+    "compact": FaultWord("the store forgets its history", has_host=False),
+    "stall_adapter": FaultWord("what its adapter moves arrives after `for`, late"),
+    "break_adapter": FaultWord("what its adapter moves is lost, while TCP works"),
+}
 """Every word that `do` may be."""
 
 
@@ -94,8 +86,7 @@ class Nemesis:
 
     def missed(self) -> Iterator[str]:
         """A sentence about each fault whose time did not come."""
-        for fault in self._waiting:
-            yield f"{fault} never struck: the run was over before"
+        return (f"{fault} never struck: the run was over before" for fault in self._waiting)
 
     def _drawn(self, time: float | tuple[float, float]) -> float:
         if not isinstance(time, tuple):
@@ -118,7 +109,7 @@ class Nemesis:
             self.over_s = max(self.over_s, self.world.current_time() + fault.lasts_s)
             self.world.after(fault.lasts_s, self._undo, fault, host, undo)
 
-    def _undo(self, fault: FaultPlan, host: str, undo: Callable[[], None]) -> None:
+    def _undo(self, fault: FaultPlan, host: str, undo: Callable[[], object]) -> None:
         outcome = self.outcome
         if outcome.healed_s is not None and host not in outcome.core:
             return
@@ -131,68 +122,37 @@ class Nemesis:
         matching = [name for name in self.cluster.hosts if fnmatchcase(name, pattern)]
         return matching[self.world.choices.below(len(matching), f"one of {pattern}")]
 
-    def _effect(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
+    def _effect(self, fault: FaultPlan, host: str, other: str) -> Callable[[], object] | None:
         """Do it; what undoes it, if anything can."""
-        undo = self._effect_on_host(fault, host)
-        if undo is None:
-            undo = self._effect_on_link(fault, host, other)
-        return undo
-
-    def _effect_on_host(self, fault: FaultPlan, host: str) -> Callable[[], None] | None:
-        world = self.world
+        world, network, cluster = self.world, self.network, self.cluster
+        if fault.do in (*ON_HOSTS, *ON_LINKS):
+            hosts = cluster.hosts
+            return effect(world, network, fault.do, host, other, hosts=hosts, boot=self._boot)
         match fault.do:
-            case "kill":
-                world.kill(host)
-                return lambda: self._boot(host)
-            case "power_off":
-                world.power_off(host)
-                return lambda: self._boot(host)
-            case "pause":
-                world.pause(host)
-                return lambda: world.resume(host)
             case "boot":
                 self._boot(host)
+            case "stop":
+                cluster.processes[host].leave()
             case "skew":
                 off_s = world.host(host).wall.off_by(world.current_time())
                 world.skew(host, off_s + fault.seconds, world.host(host).wall.drift)
-            case _:
-                return self.cluster.strike(fault, host)
-        return None
-
-    def _effect_on_link(self, fault: FaultPlan, host: str, other: str) -> Callable[[], None] | None:
-        network = self.network
-        match fault.do:
-            case "cut":
-                network.cut(host, other)
-                return lambda: network.heal(host, other)
-            case "cut_one_way":
-                network.cut(host, other, one_way=True)
-                return lambda: network.heal(host, other)
-            case "reset":
-                network.reset(host, other)
-            case "isolate":
-                self._isolate(host)
-                return lambda: self._rejoin(host)
+            case "lose_replies":
+                cluster.services.lose_replies(host, fault.count)
+            case "compact":
+                cluster.services.compact()
             case "exhaust":
                 network.exhausted.add(host)
                 return lambda: network.exhausted.discard(host)
-            case _:
-                pass  # One of the host's.
+            case "stall_adapter":
+                cluster.memory.fabric.stalled.add(host)
+                return lambda: cluster.memory.fabric.go_on(host)
+            case _:  # break_adapter
+                cluster.memory.fabric.broken.add(host)
+                return lambda: cluster.memory.fabric.broken.discard(host)
         return None
 
-    def _isolate(self, host: str) -> None:
-        for other in self.cluster.hosts:
-            if other != host:
-                self.network.cut(host, other)
-
-    def _rejoin(self, host: str) -> None:
-        for other in self.cluster.hosts:
-            if other != host:
-                self.network.heal(host, other)
-
     def _boot(self, host: str) -> None:
-        is_running = self.world.host(host).state in (HostState.UP, HostState.PAUSED)
-        if not (is_running or self.is_leaving):
+        if not (self.world.host(host).state in RUNNING or self.is_leaving):
             self.cluster.boot(host)
 
     def heal_core(self) -> None:
