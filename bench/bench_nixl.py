@@ -13,9 +13,8 @@ import time
 
 import numpy as np
 import trio
-from bench_transfer import ROLES
-from roles.processes import Peer
 
+from trinamo.cli.bench.transfer import Peer
 from trinamo.runtime.protocol.transfer.description import Direction, decode_description
 from trinamo.transports.nixl.agent import create_agent
 from trinamo.transports.nixl.options import NixlOptions, find_devices, ucx_environment
@@ -54,9 +53,9 @@ class Bare:
 
 
 async def compare(rounds: int) -> None:
-    owner = Peer("owner", "nixl-cma", str(COUNT), str(BLOCK_BYTES), script=ROLES)
+    owner = Peer("owner", "nixl cma", str(COUNT), str(BLOCK_BYTES))
     try:
-        description = bytes.fromhex(owner.ready["description"])
+        description = bytes.fromhex(owner.wait_ready()["description"])
         bare = Bare(description)
         dice = np.random.default_rng(7)
         async with open_nixl_plane() as plane:

@@ -5,8 +5,9 @@ in a row in each direction, then iperf3 sends one stream over loopback for a sec
 mood is the same for all, and the ratios are medians over rounds. The first of the five is a column
 of its own: it follows an idle time, with cold caches and a congestion window that starts anew, and
 the other rates, like iperf3's, are those of a path in use. The bytes of the first round are compared
-on both sides. `--plot FILE.svg` draws the rates. What is not installed is named and left out. Late
-event loops and idle connections are measured by `bench_transfer_idle.py`.
+on both sides. `--plot FILE.svg` draws the rates, and the CPU of both ends. What is not installed is
+named and left out. The processes are those of `trinamo bench transfer`, which compares the same backends
+without peers. Late event loops and idle connections are measured by `bench_transfer_idle.py`.
 """
 
 from __future__ import annotations
@@ -23,58 +24,48 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from roles.processes import Peer
-from roles.transfer_plot import plot
-from roles.transfer_roles import NAMES, OPTIONS
 
-ROLES = Path(__file__).parent / "roles" / "transfer_roles.py"
-KINDS = (*OPTIONS, *NAMES)
+from trinamo.cli.bench.transfer import BENCH_BACKENDS, open_pair
+from trinamo.cli.bench.transfer_text import Row, rows_svg
+
+KINDS = ("tcp", "tcp crc32", "tcp plain", *BENCH_BACKENDS[1:])
 IPERF3 = {"iperf3": (), "iperf3 -C reno": ("-C", "reno")}
-PEERS = ("iperf3", "iperf3 -C reno", "nixl-tcp", "mooncake-tcp")
-SMALL_ROUNDS = 200
+PEERS = ("iperf3", "iperf3 -C reno", "nixl tcp", "mooncake tcp")
+SMALL_BLOCKS, SMALL_BYTES, SMALL_ROUNDS = 16, 4096, 200
 REPEATS = 4
 
 Figures = dict[str, float]
 
 
-class MissingError(Exception):
-    """A backend that cannot be opened here."""
-
-
 class Pair:
-    """The two ends of one backend."""
+    """The two ends of one backend, for large transfers and for single small blocks."""
 
     def __init__(self, kind: str, blocks: int, block_bytes: int, held: ExitStack) -> None:
-        self.kind, self.gigabytes = kind, blocks * block_bytes / 1e9
-        sizes = (str(blocks), str(block_bytes))
-        self.owner = self._start(held, "owner", *sizes)
-        ready = self.owner.ready
-        self.initiator = self._start(
-            held, "initiator", *sizes, ready["description"], ready["small"]
-        )
+        self.kind, self.blocks, self.gigabytes = kind, blocks, blocks * block_bytes / 1e9
+        self.owner, self.mover = held.enter_context(open_pair(kind, blocks, block_bytes))
+        self.small = held.enter_context(open_pair(kind, SMALL_BLOCKS, SMALL_BYTES))[1]
 
-    def _start(self, held: ExitStack, role: str, *args: str) -> Peer:
-        peer = Peer(role, self.kind, *args, script=ROLES)
-        held.callback(peer.close)
-        if "problem" in peer.ready:
-            raise MissingError(f"{self.kind}: {peer.ready['problem']}")
-        return peer
-
-    def move(self, direction: str, seed: int, *, check: bool = False) -> Figures:
+    def move(self, direction: str, *, check: bool = False) -> Figures:
         before = self.owner.ask("cpu")["cpu_s"]
-        found = self.initiator.ask(direction, seed=seed, check=check, repeats=REPEATS)
+        asked = {"direction": direction, "blocks": self.blocks, "rounds": 1 + REPEATS}
+        found = self.mover.ask("run", **asked, lag=False, check=check)
         cpu_s = found["cpu_s"] + self.owner.ask("cpu")["cpu_s"] - before
-        if check and found["crc"] != self.owner.ask("crc", blocks=found["there"])["crc"]:
+        good = found["good"]
+        if check and direction == "write":
+            good = self.owner.ask("check", blocks=self.blocks)["good"]
+        if not good:
             raise SystemExit(f"{self.kind} {direction}: WRONG BYTES")
+        first_s, *more_s = found["took_s"]
         return {
-            "rate": self.gigabytes / found["wall_s"],
-            "first": self.gigabytes / found["first_s"],
+            "rate": self.gigabytes / statistics.mean(more_s),
+            "first": self.gigabytes / first_s,
             "cpu": cpu_s / self.gigabytes / (1 + REPEATS),
         }
 
     def latency_us(self, direction: str) -> float:
-        found = self.initiator.ask("small", direction=direction, rounds=SMALL_ROUNDS)
-        return found["median_s"] * 1e6
+        asked = {"direction": direction, "blocks": 1, "rounds": SMALL_ROUNDS}
+        found = self.small.ask("run", **asked, lag=False, check=False)
+        return statistics.median(found["took_s"]) * 1e6
 
 
 def free_port() -> int:
@@ -165,8 +156,8 @@ def open_pairs(kinds: list[str], open_one: Callable[[str], Pair]) -> list[Pair]:
     for kind in kinds:
         try:
             pairs.append(open_one(kind))
-        except MissingError as missing:
-            print(f"not here: {missing}")
+        except RuntimeError as error:
+            print(f"not here: {kind}: {error}")
     return pairs
 
 
@@ -176,7 +167,7 @@ def measure(pairs: list[Pair], rounds: int, blocks: int, block_bytes: int) -> Ro
         is_first = number == 0  # It warms up, and its bytes are compared.
         for pair in pairs:
             for direction in ("read", "write"):
-                figures = pair.move(direction, number * 10, check=is_first)
+                figures = pair.move(direction, check=is_first)
                 latency_us = pair.latency_us(direction)
                 if not is_first:
                     found.add(pair.kind, direction, figures)
@@ -203,8 +194,16 @@ def main() -> None:
     rounds.show()
     if chosen.plot is not None:
         title = f"{blocks} scattered blocks of {block_bytes} bytes, median of {chosen.rounds}"
-        bars = [(" ".join(row).strip(), rounds.median(row, "rate")) for row in rounds.rows]
-        plot(chosen.plot, title, "GB/s", bars)
+        rows = [
+            Row(
+                *row,
+                gb_per_s=rounds.median(row, "rate"),
+                mover_s_per_gb=rounds.median(row, "cpu"),
+                is_good=True,
+            )
+            for row in rounds.rows
+        ]
+        chosen.plot.write_text(rows_svg(rows, title), "utf-8")
 
 
 if __name__ == "__main__":
