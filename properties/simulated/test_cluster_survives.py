@@ -18,13 +18,12 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import OverloadedError
 from trinamo.sim import Choices, ReplayChoices, Violation, examine
-from trinamo.sim.cluster.plans import FaultPlan, NetworkPlan
+from trinamo.sim.cluster.outcome import Outcome
+from trinamo.sim.cluster.plans import FaultPlan, NetworkPlan, Scenario
 from trinamo.sim.cluster.workload import COMPLETE
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.run import run_scenario
 from trinamo.sim.strategies import choices, schedules
-from trinamo.sim.trial.outcome import Outcome
-from trinamo.sim.trial.scenario import Scenario
 
 HEALED = """
 name = "drawn"

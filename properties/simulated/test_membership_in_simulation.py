@@ -10,7 +10,7 @@ from tests.conformance.requests.service import Service, unary
 from trinamo.runtime.errors import ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.request import Envelope
 from trinamo.sim import Network, SeedChoices, SimEnv, World
-from trinamo.sim.cluster.network import SECRET
+from trinamo.sim.cluster.memory import SECRET
 from trinamo.transports.tcp import (
     TcpOptions,
     TcpRequestPlane,

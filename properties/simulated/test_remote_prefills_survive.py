@@ -14,13 +14,12 @@ from hypothesis import Phase, given, settings, strategies as st
 from properties.simulated.test_cluster_survives import DECISIONS_MAX, STREAMS, examples, played
 from trinamo.sim import Choices
 from trinamo.sim.cluster.memory import MemoryPlan
-from trinamo.sim.cluster.plans import FaultPlan
+from trinamo.sim.cluster.outcome import Outcome
+from trinamo.sim.cluster.plans import FaultPlan, Scenario
 from trinamo.sim.cluster.workload import COMPLETE
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.run import run_scenario
 from trinamo.sim.strategies import choices, schedules
-from trinamo.sim.trial.outcome import Outcome
-from trinamo.sim.trial.scenario import Scenario
 
 SCENARIO = """
 name = "drawn"

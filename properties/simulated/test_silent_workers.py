@@ -22,15 +22,14 @@ from trinamo.runtime.caller.attempts import StreamAttempt
 from trinamo.runtime.errors import DisconnectedError, SilentError
 from trinamo.sim import Choices, SeedChoices
 from trinamo.sim.checkers.checker import Checker
-from trinamo.sim.cluster.plans import FaultPlan
+from trinamo.sim.cluster.outcome import Outcome
+from trinamo.sim.cluster.plans import FaultPlan, Scenario
 from trinamo.sim.cluster.workload import COMPLETE
 from trinamo.sim.core.trace import Row
 from trinamo.sim.scenario import run
 from trinamo.sim.scenario.driver import ClusterDriver
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.strategies import choices
-from trinamo.sim.trial.outcome import Outcome
-from trinamo.sim.trial.scenario import Scenario
 
 SCENARIO = """
 name = "silent"

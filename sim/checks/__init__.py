@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from . import blocks, census, expectations, inputs, leases, streams, watches
 
 if TYPE_CHECKING:
-    from ..trial.outcome import Outcome
+    from ..cluster.outcome import Outcome
 
 
 INVARIANTS: Final = {

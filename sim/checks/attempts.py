@@ -10,8 +10,8 @@ import attrs
 from ..core.policies import is_interleaved
 
 if TYPE_CHECKING:
+    from ..cluster.outcome import Outcome
     from ..core.trace import Row
-    from ..trial.outcome import Outcome
 
 
 HEARD_S: Final = 0.005

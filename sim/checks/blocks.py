@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trinamo.runtime.kv.transfer.engine import EngineTransfers
 
+    from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
-    from ..trial.outcome import Outcome
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:

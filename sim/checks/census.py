@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trinamo.runtime.config.http import HttpConfig
     from trinamo.runtime.config.tcp import TcpConfig
 
+    from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
-    from ..trial.outcome import Outcome
 
 
 EVENT_BYTES_MAX: Final = 512

@@ -18,8 +18,8 @@ from ..cluster.services import BROKER
 if TYPE_CHECKING:
     from trinamo.runtime.caller.router import Router
 
+    from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
-    from ..trial.outcome import Outcome
 
 
 def stale_reports(outcome: Outcome) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ..cluster.workload import COMPLETE
 
 if TYPE_CHECKING:
-    from ..trial.outcome import Outcome
+    from ..cluster.outcome import Outcome
 
 
 BURST_S: Final = 0.02

@@ -11,8 +11,8 @@ import attrs
 from ..cluster.services import STORE
 
 if TYPE_CHECKING:
+    from ..cluster.outcome import Outcome
     from ..core.trace import Row
-    from ..trial.outcome import Outcome
 
 
 TICK_S: Final = 0.001

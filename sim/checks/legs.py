@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from ..cluster.outcome import Outcome
     from ..cluster.workload import RequestRecord
-    from ..trial.outcome import Outcome
     from .attempts import Attempt
 
 

@@ -20,7 +20,7 @@ from . import legs
 from .attempts import Attempt, attempts_of
 
 if TYPE_CHECKING:
-    from ..trial.outcome import Outcome
+    from ..cluster.outcome import Outcome
 
 
 TOKENS_AFTER_STOP_MAX: Final = 3

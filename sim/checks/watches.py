@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..trial.outcome import Outcome
+    from ..cluster.outcome import Outcome
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:

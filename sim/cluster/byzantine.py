@@ -22,7 +22,7 @@ from trinamo.transports.tcp.greeting import greet
 
 from ..core.env import SimEnv
 from ..core.world import World
-from .network import SECRET
+from .memory import SECRET
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -26,11 +26,12 @@ from ..net.network import Network
 from ..services import open_simulated_memory
 from ..services.memory.adapters import TroubledFabric
 from .audit import BlockAudit, Landings, WatchedPlane
-from .network import SECRET
 
 PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""
 SLICE_BYTES: Final = 4096
+SECRET: Final = b"the secret of a simulated cluster"
+"""Of all its hosts: they are not loopback to each other."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -21,8 +21,7 @@ from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
 from trinamo.transports.tcp import TcpOptions
 
-from .memory import ClusterMemory
-from .network import SECRET
+from .memory import SECRET, ClusterMemory
 from .services import NotedControlPlane, Services
 
 
@@ -66,7 +65,7 @@ class SimTransports:
         """The store, over this host's links; what watches deliver is noted."""
         async with self._services.open_control(self.name, config, env) as plane:
             self.control = NotedControlPlane(plane, env, self.name)
-            yield self.control
+            yield cast("ControlPlane", self.control)
 
     def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
         """The broker, over this host's links."""

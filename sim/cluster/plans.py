@@ -1,7 +1,7 @@
-"""What a scenario is made of, as plain data: network, links, faults, limits, expectations, mutants.
+"""A scenario as plain data: what is played, what breaks and when, and what must hold.
 
-The fields are the keys of the tables in a scenario file. Read next: `scenario.py`, which plays it;
-the plans of what is played stand with it (`cluster/cluster.py`, `cluster/workload.py`).
+The fields are the keys of the tables in a scenario file, which `scenario/file.py` reads and
+`scenario/run.py` plays. The plans of the cluster and its load stand with them (`cluster.py`, `workload.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,12 @@ from __future__ import annotations
 import math
 
 import attrs
+import msgspec
 from typing_extensions import override
+
+from ..core.policies import Policy
+from .byzantine import ByzantineClient
+from .cluster import ClusterPlan
 
 
 @attrs.frozen(kw_only=True)
@@ -131,13 +136,32 @@ class Mutant:
     seeds_max: int = 200
 
 
-@attrs.frozen
-class BrokenRule:
-    """One invariant that does not hold, when it was noticed, and what was seen."""
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """One file of the catalogue."""
 
-    invariant: str
-    text: str
-    at_s: float = 0.0
+    name: str
+    about: str
+    policy: Policy | None = None
+    """None leaves it to what is played: `grouped` for queues, which are searched, else `batch`."""
+    streams: str | None = None
+    """The only carrier that it is about, in place of what the configuration says; None: any."""
+    cluster: ClusterPlan = attrs.Factory(ClusterPlan)
+    queue: QueuePlan | None = None
+    """Instead of the cluster."""
+    network: NetworkPlan = attrs.Factory(NetworkPlan)
+    links: tuple[LinkPlan, ...] = ()
+    byzantines: tuple[ByzantineClient, ...] = ()
+    faults: tuple[FaultPlan, ...] = ()
+    liveness: Liveness = attrs.Factory(Liveness)
+    limits: Limits = attrs.Factory(Limits)
+    expect: Expect = attrs.Factory(Expect)
+    mutants: tuple[Mutant, ...] = ()
 
-    def __str__(self) -> str:
-        return f"{self.invariant}: {self.text}"
+    def on(self, streams: str) -> Scenario:
+        """The same, whose answers and input travel on this carrier."""
+        config = self.cluster.config
+        tcp = msgspec.structs.replace(config.data_plane.tcp, streams=streams)
+        plane = msgspec.structs.replace(config.data_plane, tcp=tcp)
+        config = msgspec.structs.replace(config, data_plane=plane)
+        return attrs.evolve(self, cluster=attrs.evolve(self.cluster, config=config))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from typing_extensions import override
 
@@ -22,11 +22,9 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import (
     ControlPlane,
     Delete,
-    Entry,
     EventPlane,
     Lease,
     Put,
-    PutOutcome,
     Resync,
     Snapshot,
     WatchEvent,
@@ -35,10 +33,8 @@ from trinamo.transports.memory.store import MemoryStore
 
 from ..core.host import HostState
 from ..core.world import World
-from ..net.bus import DROP, Message, Verdict
 from ..services import SimulatedEtcd, SimulatedNats, open_simulated_etcd, open_simulated_nats
 from ..services.etcd.server import WRITES
-from ..services.interception import Done
 
 if TYPE_CHECKING:
     from ..net.network import Network
@@ -168,18 +164,7 @@ class NetworkServices:
 
     def lose_replies(self, name: str, count: int) -> None:
         """See `Services`."""
-        left = count
-
-        def rule(message: Message) -> Verdict | None:
-            nonlocal left
-            done = message.payload
-            is_meant = isinstance(done, Done) and done.op in WRITES and message.destination == name
-            if not left or not is_meant:
-                return None
-            left -= 1
-            return DROP
-
-        self.etcd.interceptor.rules.append(rule)
+        self.etcd.interceptor.lose_replies(count, WRITES, to=name)
 
     def compact(self) -> None:
         """See `Services`."""
@@ -234,10 +219,7 @@ class NetworkServices:
 
 
 class NotedControlPlane:
-    """The control plane of one process; what its watches deliver is noted.
-
-    Implements `ControlPlane` by handing every call on.
-    """
+    """The control plane of one process: what its watches deliver is noted; everything else is the plane's."""
 
     def __init__(self, plane: ControlPlane, env: Env, name: str) -> None:
         self._plane, self._env, self._name = plane, env, name
@@ -245,49 +227,8 @@ class NotedControlPlane:
         self.views: list[WatchView] = []
         """What each open watch has told its reader so far."""
 
-    async def get(self, key: str) -> Entry | None:
-        """See `ControlPlane.get`."""
-        return await self._plane.get(key)
-
-    async def range(self, prefix: str) -> Snapshot:
-        """See `ControlPlane.range`."""
-        return await self._plane.range(prefix)
-
-    async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
-        """See `ControlPlane.put`."""
-        return await self._plane.put(key, value, lease_id=lease_id)
-
-    async def compare_and_put(
-        self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
-    ) -> PutOutcome:
-        """See `ControlPlane.compare_and_put`."""
-        return await self._plane.compare_and_put(
-            key, value, mod_revision=mod_revision, lease_id=lease_id
-        )
-
-    async def delete(self, key: str) -> bool:
-        """See `ControlPlane.delete`."""
-        return await self._plane.delete(key)
-
-    async def delete_prefix(self, prefix: str) -> int:
-        """See `ControlPlane.delete_prefix`."""
-        return await self._plane.delete_prefix(prefix)
-
-    async def grant_lease(self, ttl_s: float) -> Lease:
-        """See `ControlPlane.grant_lease`."""
-        return await self._plane.grant_lease(ttl_s)
-
-    async def keep_alive(self, lease_id: int) -> float:
-        """See `ControlPlane.keep_alive`."""
-        return await self._plane.keep_alive(lease_id)
-
-    async def revoke_lease(self, lease_id: int) -> None:
-        """See `ControlPlane.revoke_lease`."""
-        await self._plane.revoke_lease(lease_id)
-
-    async def check_health(self) -> str:
-        """See `ControlPlane.check_health`."""
-        return await self._plane.check_health()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plane, name)
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
@@ -314,7 +255,7 @@ class NotedControlPlane:
                 watch=view.name,
                 prefix=view.prefix,
                 what=type(event).__name__,
-                revision=revision_of(event),
+                revision=event.entry.mod_revision if isinstance(event, Put) else event.revision,
             )
             yield event
 
@@ -335,8 +276,3 @@ class WatchView:
                 self.known[entry.key] = (entry.mod_revision, entry.value)
             case Delete(key, _):
                 self.known.pop(key, None)
-
-
-def revision_of(event: WatchEvent) -> int:
-    """The store revision an event speaks of."""
-    return event.entry.mod_revision if isinstance(event, Put) else event.revision

@@ -16,13 +16,13 @@ from typing import Any, Final
 import attrs
 
 from ..cluster.cluster import Cluster
+from ..cluster.outcome import Outcome
+from ..cluster.plans import Scenario
 from ..core.choices import SeedChoices
 from ..core.trace import Row
 from ..report.attribution import host_name, request_of
 from ..scenario.driver import ClusterDriver
 from ..scenario.run import run_scenario
-from ..trial.outcome import Outcome
-from ..trial.scenario import Scenario
 from .services import MemoryServices
 from .world import LoopbackNetwork, LoopbackWorld
 

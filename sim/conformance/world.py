@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import trio
 from typing_extensions import override
 
-from ..cluster.network import ClusterNetwork
 from ..core.choices import Choices
 from ..core.host import CURRENT, DRIVER, Host, HostState
 from ..core.world import WALL_EPOCH_S, World
+from ..net.network import Network
 
 if TYPE_CHECKING:
     from .services import MemoryServices
@@ -157,7 +157,7 @@ class LoopbackWorld(World):
         raise ValueError(f"{name} cannot lose its power in real time")
 
 
-class LoopbackNetwork(ClusterNetwork):
+class LoopbackNetwork(Network):
     """Names and fixed ports of hosts, and every socket they hold."""
 
     def __init__(self, world: World) -> None:

@@ -108,6 +108,8 @@ class Stack(Wires):
         self.connect_timeout_s = connect_timeout_s
         self.connections: list[Connection] = []
         """Those that are not over, oldest first; some that are, until they are swept."""
+        self.exhausted: set[str] = set()
+        """Hosts without a free file descriptor: there accept fails, and connections wait in the backlog."""
         self._answers: dict[tuple[str, int], SynAnswer] = {}
         """By host and port (0: any); who is not here accepts."""
         self._names: dict[str, str] = {}

@@ -180,6 +180,10 @@ class SimSocket(trio.socket.SocketType):
         listener = self._listener
         if listener is None:
             raise os_error(errno.EINVAL)
+        if self._endpoint.host.name in self._stack.exhausted:
+            await trio.lowlevel.checkpoint()
+            self._stack.world.note("accept.failed")
+            raise os_error(errno.EMFILE)
         endpoint = await self._do(
             lambda: bool(listener.ready), listener.accepters, listener.ready.popleft
         )

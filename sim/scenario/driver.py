@@ -19,10 +19,9 @@ from ..core.host import HostState
 from .faults import Nemesis
 
 if TYPE_CHECKING:
-    from ..cluster.plans import LinkPlan
+    from ..cluster.outcome import Outcome
+    from ..cluster.plans import LinkPlan, Scenario
     from ..net.links import Link
-    from ..trial.outcome import Outcome
-    from ..trial.scenario import Scenario
 
 
 STEP_S: Final = (0.2, 1.0)

@@ -20,7 +20,7 @@ from ..cluster.services import BROKER, STORE
 from ..faults import ON_HOSTS, ON_LINKS, RUNNING, effect, heal_core
 
 if TYPE_CHECKING:
-    from ..trial.outcome import Outcome
+    from ..cluster.outcome import Outcome
 
 
 TIME_STEPS: Final = 16

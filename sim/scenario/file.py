@@ -36,12 +36,12 @@ from ..cluster.plans import (
     Mutant,
     NetworkPlan,
     QueuePlan,
+    Scenario,
 )
 from ..cluster.services import BROKER, STORE
 from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
 from ..mutants import BUGS
-from ..trial.scenario import Scenario
 from .faults import FAULTS
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import attrs
 
+from ..cluster.outcome import Outcome
 from ..core.choices import Choices
 from ..errors import Violation
 from ..explore.run import Scenario as Play
-from ..trial.outcome import Outcome
 from .file import load_scenario, parse_scenario
 from .run import run_scenario
 

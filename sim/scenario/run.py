@@ -11,15 +11,14 @@ from typing import Any
 
 from ..checks import judge
 from ..cluster.cluster import Cluster
-from ..cluster.network import ClusterNetwork
-from ..cluster.plans import QueuePlan
+from ..cluster.outcome import Outcome
+from ..cluster.plans import QueuePlan, Scenario
 from ..core.choices import Choices
 from ..core.world import World
 from ..errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
 from ..mutants import planted
+from ..net.network import Network
 from ..programs import leased_queue, queue_consumers
-from ..trial.outcome import Outcome
-from ..trial.scenario import Scenario
 from .driver import ClusterDriver
 
 
@@ -38,7 +37,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
         virtual_s_max=scenario.limits.virtual_s,
     )
     plan = scenario.network
-    network = ClusterNetwork(
+    network = Network(
         world,
         latency_s=plan.latency_s,
         jitter_s=plan.jitter_s,
@@ -86,7 +85,7 @@ def _run_queue(scenario: Scenario, queue: QueuePlan, choices: Choices, bug: str)
         broken = error
     world = choices.world
     assert isinstance(world, World)
-    network = ClusterNetwork(world)
+    network = Network(world)
     outcome = Outcome(scenario, world, network, Cluster(world, network, scenario.cluster))
     outcome.digest = world.trace.digest
     if broken is not None:

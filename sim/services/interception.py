@@ -132,14 +132,15 @@ class Interceptor:
             context.run(deliver)
         return count
 
-    def lose_replies(self, count: int, ops: Container[str]) -> None:
-        """The next `count` calls of these kinds take effect, and nobody is told."""
+    def lose_replies(self, count: int, ops: Container[str], *, to: str = "") -> None:
+        """The next `count` calls of these kinds, of the host `to` if given, take effect unanswered."""
         remaining = count
 
         def rule(message: Message) -> Verdict | None:
             nonlocal remaining
             done = message.payload
-            if remaining == 0 or not isinstance(done, Done) or done.op not in ops:
+            is_meant = isinstance(done, Done) and done.op in ops and to in ("", message.destination)
+            if remaining == 0 or not is_meant:
                 return None
             remaining -= 1
             return DROP

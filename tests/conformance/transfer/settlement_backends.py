@@ -12,7 +12,7 @@ import trio
 from tests.worlds import on_host
 from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.cluster.network import SECRET
+from trinamo.sim.cluster.memory import SECRET
 from trinamo.sim.core.env import SimEnv
 from trinamo.transports.memory.transfer import (
     MemoryTransferPlane,

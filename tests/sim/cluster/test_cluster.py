@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from trinamo.sim import SeedChoices
+from trinamo.sim.cluster.outcome import Outcome
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.run import run_scenario
-from trinamo.sim.trial.outcome import Outcome
 
 HEAD = 'name = "a"\nabout = "b"\n'
 MIXED = "[[workload]]\nclients = 2\nrequests = 2\n[[workload]]\nvia = 'runtime'\n[[workload]]\nstream = false\n"

@@ -9,7 +9,7 @@ import trio
 
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.sim import Network, SeedChoices, SimEnv, World
-from trinamo.sim.cluster.network import SECRET
+from trinamo.sim.cluster.memory import SECRET
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 BLOCKS, SIZE = 40, 700

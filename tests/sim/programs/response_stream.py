@@ -23,7 +23,7 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConnectError, DisconnectedError, KilledError, TrinamoError
 from trinamo.runtime.planes import ResponseChannel
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
-from trinamo.sim.cluster.network import SECRET
+from trinamo.sim.cluster.memory import SECRET
 from trinamo.sim.core.choices import Choices
 from trinamo.sim.core.env import SimEnv
 from trinamo.sim.core.host import Host, HostState

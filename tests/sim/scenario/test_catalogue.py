@@ -12,7 +12,7 @@ from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.cli.sim.files import scenario_of
 from trinamo.sim import Policy, ReplayChoices, SeedChoices, first_difference
 from trinamo.sim.catalogue import scenario_paths
-from trinamo.sim.cluster.plans import Mutant
+from trinamo.sim.cluster.plans import Mutant, Scenario
 from trinamo.sim.explore import Coverage, played, run as explore
 from trinamo.sim.explore.swarm import Progress
 from trinamo.sim.mutants import BUGS
@@ -20,7 +20,6 @@ from trinamo.sim.mutants.planting import Patch, bug
 from trinamo.sim.scenario.file import load_scenario
 from trinamo.sim.scenario.play import play_of
 from trinamo.sim.scenario.run import run_scenario
-from trinamo.sim.trial.scenario import Scenario
 
 PATHS = scenario_paths()
 MUTANTS = [(path, mutant) for path in PATHS for mutant in load_scenario(path).mutants]

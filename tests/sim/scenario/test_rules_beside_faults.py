@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trinamo.sim import SeedChoices
+from trinamo.sim.cluster.outcome import Outcome
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.run import run_scenario
-from trinamo.sim.trial.outcome import Outcome
 
 STOPPED = """
 name = "stopped"

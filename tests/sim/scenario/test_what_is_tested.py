@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from trinamo.cli.sim.sim import sim
 from trinamo.sim import Escape, SeedChoices
 from trinamo.sim.checks.leases import check
+from trinamo.sim.cluster.outcome import Outcome
 from trinamo.sim.explore import Coverage, Progress, Scenario, run
 from trinamo.sim.scenario.file import parse_scenario
 from trinamo.sim.scenario.run import run_scenario
-from trinamo.sim.trial.outcome import Outcome
 
 HEAD = 'name = "a"\nabout = "b"\n'
 

@@ -1,6 +1,6 @@
 """What became of a run: what it left behind, and which invariants do not hold.
 
-Who judges it is `checks/`; who plays it is `run.py`.
+Who judges it is `checks/`; who plays it is `scenario/run.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..cluster.plans import BrokenRule
-
 if TYPE_CHECKING:
-    from ..cluster.cluster import Cluster
-    from ..cluster.network import ClusterNetwork
-    from ..cluster.workload import RequestRecord
     from ..core.trace import Row
     from ..core.world import World
-    from .scenario import Scenario
+    from ..net.network import Network
+    from .cluster import Cluster
+    from .plans import Scenario
+    from .workload import RequestRecord
+
+
+@attrs.frozen
+class BrokenRule:
+    """One invariant that does not hold, when it was noticed, and what was seen."""
+
+    invariant: str
+    text: str
+    at_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.text}"
 
 
 @attrs.define(eq=False, slots=False)
@@ -28,7 +38,7 @@ class Outcome:
 
     scenario: Scenario
     world: World
-    network: ClusterNetwork
+    network: Network
     cluster: Cluster
     digest: str = ""
     violations: list[BrokenRule] = attrs.Factory(list)

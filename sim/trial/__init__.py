@@ -1,1 +1,0 @@
-"""What is played, and what came of it."""
