@@ -1,11 +1,11 @@
 """Rules of one's own, watched while a run goes on: `world.watch(checker)`.
 
-Read in this order: `checker.py` (what a checker is), `delivery.py` (what was sent arrives),
+Read in this order: `core/checker.py` (what a checker is), `delivery.py` (what was sent arrives),
 `linearizability.py` (operations look as if they happened one at a time). What this package does not
 do: judge the clusters of the catalogue (`../checks/`).
 """
 
-from .checker import Checker
+from ..core.checker import Checker
 from .delivery import Delivery
 from .linearizability import Linearizability, Operation, register
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from ..core.checker import Checker
 from ..core.trace import Row
-from .checker import Checker
 
 LISTED_MAX = 10
 

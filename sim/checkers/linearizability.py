@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 from typing_extensions import override
 
-from .checker import Checker
+from ..core.checker import Checker
 
 TRIES_MAX: Final = 200_000
 """How many steps the search takes for one key before it gives up: about a second."""

@@ -42,7 +42,6 @@ class Outcome:
     cluster: Cluster
     digest: str = ""
     violations: list[BrokenRule] = attrs.Factory(list)
-    load_started_s: float = 0.0
     load_ended_s: float | None = None
     healed_s: float | None = None
     is_settled: bool = False

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, get_args
 
 from typing_extensions import override
 
 from .choices import Choices
+from .clock import EventClock
 from .host import incarnation_of
 
 if TYPE_CHECKING:
@@ -50,29 +52,11 @@ EVENT_ONE_IN = 4
 """How often `step` lets the next event come before the next step, where it may."""
 
 
-class Arrange(Protocol):
-    """A policy at work. Takes the runnable tasks; gives all of them in order, or one, or none.
+Arrange = Callable[[list["Task"]], list["Task"]]
+"""A policy at work. Takes the runnable tasks; gives all of them in order, or one, or none.
 
-    None means: first what happens next.
-    """
-
-    def __call__(self, tasks: list[Task]) -> list[Task]: ...
-
-
-class Happenings(Protocol):
-    """What is going to happen by itself: events and deadlines."""
-
-    def current_time(self) -> float:
-        """Virtual seconds."""
-        ...
-
-    def next_happening_s(self) -> float:
-        """When the next of them is due; infinite if none may happen while tasks can run."""
-        ...
-
-    def happen(self) -> None:
-        """Make the next one happen now."""
-        ...
+None means: first what happens next.
+"""
 
 
 def is_interleaved(name: Policy) -> bool:
@@ -80,7 +64,7 @@ def is_interleaved(name: Policy) -> bool:
     return name in ("step", "pct")
 
 
-def policy_named(name: Policy, choices: Choices, happenings: Happenings) -> Arrange:
+def policy_named(name: Policy, choices: Choices, clock: EventClock) -> Arrange:
     """The policy called `name`, deciding by `choices`; `ValueError` if there is none."""
     if name not in get_args(Policy):
         raise ValueError(f"no such policy: {name!r}; there are {', '.join(get_args(Policy))}")
@@ -93,8 +77,8 @@ def policy_named(name: Policy, choices: Choices, happenings: Happenings) -> Arra
     if name == "grouped":
         return _Grouped(choices)
     if name == "step":
-        return _Step(choices, happenings)
-    return _Priorities(choices.stream("schedule"), happenings)
+        return _Step(choices, clock)
+    return _Priorities(choices.stream("schedule"), clock)
 
 
 def _as_created(tasks: list[Task]) -> list[Task]:
@@ -134,21 +118,21 @@ class _Grouped(_Choice):
 class _OneByOne(ABC):
     """What the single-step policies share: whose turn it is, and how long it has been."""
 
-    def __init__(self, happenings: Happenings) -> None:
-        self._happenings = happenings
+    def __init__(self, clock: EventClock) -> None:
+        self._clock = clock
         self._turns: dict[Task, tuple[int, float]] = {}
         """Of each runnable task: its turn, and since when it waits for it."""
         self._next_turn = 0
 
     def __call__(self, tasks: list[Task]) -> list[Task]:
-        turns, now_s = self._turns, self._happenings.current_time()
+        turns, now_s = self._turns, self._clock.current_time()
         for task in tasks:
             if task not in turns:
                 turns[task] = (self._next_turn, now_s)
                 self._next_turn += 1
         # Whoever became runnable first is the default answer, so default runs are fair.
         tasks.sort(key=turns.__getitem__)
-        next_s = self._happenings.next_happening_s()
+        next_s = self._clock.next_happening_s()
         is_soon = next_s <= turns[tasks[0]][1] + LATE_S_MAX
         chosen = None if is_soon and self._gives_way(tasks, next_s) else self._pick(tasks)
         # The others may be taken out of the batch by a pause or a kill; they get a new turn then.
@@ -165,8 +149,8 @@ class _OneByOne(ABC):
 
 
 class _Step(_OneByOne):
-    def __init__(self, choices: Choices, happenings: Happenings) -> None:
-        super().__init__(happenings)
+    def __init__(self, choices: Choices, clock: EventClock) -> None:
+        super().__init__(clock)
         self._choices = choices
 
     @override
@@ -179,8 +163,8 @@ class _Step(_OneByOne):
 
 
 class _Priorities(_OneByOne):
-    def __init__(self, rng: random.Random, happenings: Happenings) -> None:
-        super().__init__(happenings)
+    def __init__(self, rng: random.Random, clock: EventClock) -> None:
+        super().__init__(clock)
         self._rng = rng
         self._priorities: dict[Task, float] = {}
         self._changes = {rng.randrange(PCT_STEPS) for _ in range(PCT_DEPTH - 1)}

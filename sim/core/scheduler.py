@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .choices import Choices
+from .clock import EventClock
 from .host import incarnation_of
-from .policies import Happenings, Policy, is_interleaved, policy_named
+from .policies import Policy, is_interleaved, policy_named
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -27,21 +28,21 @@ class Scheduler:
     """What trio believes to be its random generator; see the module's words.
 
     `on_batch` is called with the tasks of each batch in the order in which they will run,
-    `requeue` with those that are to stay runnable. `happenings` are what single-step policies may
-    let happen before any of them.
+    `requeue` with those that are to stay runnable. `clock` has the events and deadlines that
+    single-step policies may let happen before any of them.
     """
 
     def __init__(
         self,
         choices: Choices,
         policy: Policy,
-        happenings: Happenings,
+        clock: EventClock,
         on_batch: Callable[[list[Task]], None],
         requeue: Callable[[list[Task]], None],
     ) -> None:
-        self._arrange = policy_named(policy, choices, happenings)
+        self._arrange = policy_named(policy, choices, clock)
         self._is_interleaved = is_interleaved(policy)
-        self._happenings = happenings
+        self._clock = clock
         self._on_batch, self._requeue = on_batch, requeue
         self._batch: list[Task] = []
         self.is_unwinding = False
@@ -58,7 +59,7 @@ class Scheduler:
             self._requeue([task for task in batch if task not in order])
             if not order:
                 batch.clear()
-                self._happenings.happen()
+                self._clock.happen()
                 return
         elif len(batch) > 1:
             order = self._arrange(list(batch))

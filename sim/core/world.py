@@ -16,29 +16,30 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from typing_extensions import override
 
 from ..errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
+from .checker import Checker
 from .choices import Choices
 from .clock import WALL_EPOCH_S
-from .host import CURRENT, Host, HostState, Incarnation, check_main, incarnation_of
+from .host import CURRENT, Host, HostState, Incarnation, check_main, current_label, incarnation_of
 from .machines import Machines
 from .policies import is_interleaved
 from .scheduler import Policy, Scheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Strikes
-from .trace import Trace
-from .watchers import Watchers, Watching
+from .trace import Row, Trace
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
 __all__ = ["WALL_EPOCH_S", "World"]
 
+AnyChecker = TypeVar("AnyChecker", bound=Checker)
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
@@ -95,7 +96,8 @@ class World(Machines):
         self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
         self._graves: list[Task] = []
         self._strikes = Strikes(self._on_event_error, self.after, self.noted)
-        self.watchers = Watchers(self._fail, self.add_row)
+        self.checkers: list[Checker] = []
+        """The rules that the run is held to; see `watch`."""
         self._labels = TaskLabels()
         self._main_scope = trio.CancelScope()
         self._loop: Loop | None = None
@@ -142,7 +144,8 @@ class World(Machines):
                         for start in self.on_start:
                             start()
                         await main()
-                        self.watchers.end()
+                        for checker in self.checkers:
+                            checker.at_end()
                 except BaseException as error:  # noqa: BLE001 -- run() raises it
                     self._fail(error)
                 self._unwind()
@@ -260,13 +263,19 @@ class World(Machines):
             return
         self.add_row(kind, **fields)
         self._strikes.count(kind)
-        if self.watchers.all:
-            self.watchers.tell(self._time_s, kind, fields)
+        if self.checkers:
+            row = Row(self._time_s, current_label(), kind, tuple(fields.items()))
+            try:
+                for checker in self.checkers:
+                    checker.on(row)
+            except Exception as error:  # noqa: BLE001 -- ends the run, where its maker might catch it
+                self._fail(error)
 
-    def watch(self, watcher: Watching) -> Watching:
+    def watch(self, checker: AnyChecker) -> AnyChecker:
         """Hold the run to a rule, which hears of every note from now on; what it raises ends the run."""
-        self.watchers.add(watcher)
-        return watcher
+        vars(checker)["say"] = self.add_row
+        self.checkers.append(checker)
+        return checker
 
     def _on_batch(self, order: list[Task]) -> None:
         if self.is_unwinding:

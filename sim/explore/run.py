@@ -151,7 +151,7 @@ def played(play: Play, choices: Choices | int) -> Played:
         untested=tuple(world.untested) if error is None else (),
         hints=tuple(hints_of(world, error)),
         varying=varying(world),
-        is_watched=bool(world.watchers.all),
+        is_watched=bool(world.checkers),
         followed=followed(world),
         broke_off=broke_off(world),
     )

@@ -62,8 +62,6 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
             connect_timeout_s=connect_timeout_s,
             retransmit_s=retransmit_s,
         )
-        self.cut_count = 0
-        """How many cuts there have been; tells one silence from the next."""
         self._unknown: dict[str, str] = {}
         """Names that no host had when they were asked for, and who asked first."""
         world.on_start.append(self._install)
@@ -125,7 +123,6 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
         """Nothing passes from `a` to `b`, nor back unless `one_way`, until `heal`."""
         self.world.add_row("cut", source=a, target=b, one_way=one_way)
-        self.cut_count += 1
         # Where a link was cut before, timeouts run already, and begin no second time.
         whole = [endpoint for endpoint in self._halves(a, b) if endpoint.link_is_whole]
         for source, target in self._pairs(a, b):
@@ -216,7 +213,6 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
             for endpoint in own:
                 endpoint.close()
             return
-        self.cut_count += 1
         for endpoint in own:
             endpoint.lose_power()
         for half in self._halves(host.name, "*"):

@@ -22,7 +22,7 @@ from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 
-from ..checkers.checker import Checker
+from ..core.checker import Checker
 from ..core.choices import Choices
 from ..core.env import SimEnv
 from ..core.policies import Policy

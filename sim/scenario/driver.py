@@ -47,7 +47,6 @@ class ClusterDriver:
         byzantines = [f"byzantine{number}" for number in range(len(scenario.byzantines))]
         self._shape_links([*self.cluster.hosts, *byzantines])
         await self.cluster.start()
-        outcome.load_started_s = trio.current_time()
         world.note("load.begin", streams=self.cluster.plan.config.data_plane.tcp.streams)
         self.nemesis.arm()
         self.cluster.start_clients()

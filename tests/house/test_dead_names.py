@@ -41,7 +41,7 @@ KNOWN = {
         redirect_slashes _check_protocol accesslog errorlog h11_max_incomplete_size
         keep_alive_timeout keep_alive_max_requests include_server_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
-    "clients of the HTTP API read it": "total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
+    "clients of the HTTP API read it, or send it": "strict total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
     "the model manager's interface as it is documented upstream": "remove_completions_model",
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",
@@ -56,7 +56,7 @@ KNOWN = {
     "tests of anybody's protocol call it": "fault_plans schedules Linearizability",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference version_changes HOLD unread
-        cut_count load_started_s seeds_max mutants task_count open_sockets""",
+        seeds_max mutants task_count open_sockets""",
 }  # fmt: skip
 # Whoever is decorated so is called by its decorator's table.
 DECORATORS = ["@bug", "@instead_of", "@*.command", "@*.callback", "@command"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..core.trace import Row
 from ..errors import Violation
+from .trace import Row
 
 
 class Checker:
