@@ -1,22 +1,20 @@
 """Many runs of one scenario: search for failures, make them small, replay them, explain them.
 
-Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds), `bounded.py`
-(every run near the default run), `coverage.py` (what no run has shown), `failure.py` and `replay.py`
-(a failure on file), `shrink.py`, `pin.py`, `determinism.py`. Scenario files come from
-`sim/scenario/play.py`, functions in anybody's file from `sim/own/`. All are plain functions that report progress to a callback; the command line
-is elsewhere.
+Read in this order: `run.py` (one run and what came of it), `swarm.py` (many seeds, and what
+none of them has shown), `bounded.py` (every run near the default run), `failure.py` (a failure on
+file, and its replay), `shrink.py`, `pin.py`, `determinism.py`. Scenario files come from
+`sim/scenario/play.py`, functions in anybody's file from `sim/own/`. All are plain functions that
+report progress to a callback; the command line is elsewhere.
 """
 
 from .bounded import Search, explore_bounded
-from .coverage import Coverage
 from .determinism import Determinism, check_determinism
-from .failure import BadFailureFile, Failure, load_failure, save_failure
+from .failure import BadFailureFile, Failure, Replay, load_failure, replay, save_failure
 from .picture import page_of
 from .pin import Pin, PinPoint, pin
-from .replay import Replay, replay
 from .run import BadScenario, Finding, Play, Played, Run, Scenario, played, quietly, run
 from .shrink import Shrunk, shrink
-from .swarm import Failures, Progress, swarm
+from .swarm import Coverage, Failures, Progress, swarm
 
 __all__ = [
     "BadFailureFile",

@@ -1,4 +1,4 @@
-"""The failure file: what is needed to replay a failing run, and to notice that it no longer does.
+"""The failure file, and its replay: what a failing run is played again from, and where it departs.
 
 JSON, at most `FILE_BYTES_MAX`. It names the scenario (module, function, parameters), the seed and
 where decisions come from: the seed itself (then only their number is kept) or a list, run-length
@@ -99,6 +99,15 @@ class Failure:
         """The run again; `scenario` in the place of the named one, if given."""
         return played(scenario or self.scenario, self.choices())
 
+    @property
+    def version_changes(self) -> list[str]:
+        """What has another version than when it was recorded, in words."""
+        return [
+            f"{name} {self.versions.get(name)} when recorded, {version} now"
+            for name, version in versions().items()
+            if self.versions.get(name) != version
+        ]
+
     def difference(self, trace: Trace) -> str:
         """The first row in which `trace` departs from the recorded run, in words; empty if none."""
         texts = trace.texts()
@@ -145,6 +154,39 @@ def _seeded(seed: int, source: Played) -> bool:
 
 def _packed(rows: list[str]) -> str:
     return base64.b85encode(zlib.compress("\n".join(rows).encode(), 9)).decode()
+
+
+# --- playing it again -----------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Replay:
+    """What came of a replay.
+
+    `difference` names the first row that is not the recorded one, and the versions that are not
+    those it was recorded with; empty if the replay is exact.
+    """
+
+    played: Played
+    difference: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every row was as recorded."""
+        return not self.difference
+
+
+def replay(failure: Failure, scenario: Play | None = None) -> Replay:
+    """Play the recorded run, in `scenario` if the named one is not to be imported.
+
+    A run that departs goes on to its end all the same: the recorded decisions go on answering, dull
+    past their end, or the seed does. Whether that still counts is for the caller to say.
+    """
+    again, changes = failure.play(scenario), failure.version_changes
+    difference = failure.difference(again.trace)
+    if difference and changes:
+        difference = f"{difference}\n({'; '.join(changes)})"
+    return Replay(again, difference)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -14,14 +14,36 @@ from itertools import islice
 
 import attrs
 
-from .coverage import Coverage
 from .hints import nothing_varies
-from .run import Finding, Run, Scenario, run
+from .run import Finding, Run, Scenario, run, shape_of
 
 RECHECK_ONE_IN = 20
 BATCH = 8
 """How many seeds go to a process at a time."""
 NONDETERMINISM = "determinism"
+
+
+class Coverage:
+    """What none of many runs has shown of what their scenario is about.
+
+    A run says what it did not show (`World.untested`): a fault whose note never came, an expected note
+    that is missing. Chance may keep that from one run; if it is so in all, the scenario tests less
+    than it says.
+    """
+
+    def __init__(self) -> None:
+        self._lacking: dict[str, str] | None = None
+
+    def add(self, untested: Iterable[str]) -> None:
+        """One more run, and what it did not show."""
+        lacking = {shape_of(text): text for text in untested}
+        before = lacking if self._lacking is None else self._lacking
+        self._lacking = {shape: text for shape, text in before.items() if shape in lacking}
+
+    @property
+    def untested(self) -> list[str]:
+        """Expectations that no run has met, as sentences; empty before the first run."""
+        return list((self._lacking or {}).values())
 
 
 @attrs.define

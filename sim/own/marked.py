@@ -23,7 +23,7 @@ from ..core.policies import Policy
 from ..core.world import World
 from ..explore.failure import Failure, load_failure
 from ..explore.run import BadScenario, Scenario
-from ..net.network import Network
+from .scenario import parts_for
 from .search import Found, Hint, search
 
 PLACES_MAX = 3
@@ -61,22 +61,13 @@ class MarkedTest(Scenario):
 
     @override
     def __call__(self, choices: Choices) -> object:
-        takes = inspect.signature(self.test).parameters
-        is_main = inspect.iscoroutinefunction(self.test)
-        policy = self.options.policy
-        parts: dict[str, Any] = {"choices": choices}
-        if is_main or not {"world", "network"}.isdisjoint(takes):
-            parts["world"] = World(choices) if policy is None else World(choices, policy=policy)
-            if is_main or "network" in takes:
-                parts["network"] = Network(parts["world"])
-        elif "choices" not in takes:
+        given, run = parts_for(self.test, choices, self.options.policy)
+        if run is None and "choices" not in given:
             raise BadScenario(f"{self.name} is marked sim: it must take choices, world or network")
-        elif policy is not None:
+        if run is None and self.options.policy is not None:
             raise BadScenario(f"{self.name} makes its own world, which takes the policy")
-        play: Callable[[], Any] = partial(
-            self.test, **{part: parts[part] for part in parts if part in takes}
-        )
-        return parts["world"].run(play) if is_main else play()
+        play: Callable[[], Any] = partial(self.test, **given)
+        return play() if run is None or not inspect.iscoroutinefunction(self.test) else run(play)
 
     def search(self) -> str:
         """Play the seeds until one fails; what a person reads about it, or nothing."""

@@ -205,27 +205,37 @@ def _call(
     policy: Policy | None,
     arguments: dict[str, Any],
 ) -> object:
-    takes = inspect.signature(function).parameters
-    is_main = inspect.iscoroutinefunction(function)
-    parts: dict[str, Any] = {"choices": choices}
-    if is_main or not {"world", "network"}.isdisjoint(takes):
-        world = World(choices) if policy is None else World(choices, policy=policy)
-        parts["world"] = world
-        if is_main or "network" in takes:
-            parts["network"] = Network(world)
-    elif policy is not None:
+    given, run = parts_for(function, choices, policy)
+    if run is None and policy is not None:
         arguments = {**arguments, "policy": policy}
-    given = {name: part for name, part in parts.items() if name in takes}
+    call = partial(function, **given, **arguments)
     try:
         with _forgotten_awaits(choices):
-            if is_main:
-                return parts["world"].run(partial(function, **given, **arguments))
-            return function(**given, **arguments)
+            return call() if run is None or not inspect.iscoroutinefunction(function) else run(call)
     except Exception as error:
         if choices.world is not None:
             raise
         name = getattr(function, "__name__", "the scenario")
         raise BadScenario(f"{name} failed before it made a world: {in_words(error)}") from error
+
+
+def parts_for(
+    function: Callable[..., object], choices: Choices, policy: Policy | None
+) -> tuple[dict[str, Any], Callable[[Any], object] | None]:
+    """The parts of a run that the function asks for, and what runs its world; None if it makes its own.
+
+    An `async` function has a world with a network, whether it asks for them or not.
+    """
+    takes = inspect.signature(function).parameters
+    is_main = inspect.iscoroutinefunction(function)
+    parts: dict[str, Any] = {"choices": choices}
+    run = None
+    if is_main or not {"world", "network"}.isdisjoint(takes):
+        world = parts["world"] = World(choices) if policy is None else World(choices, policy=policy)
+        run = world.run
+        if is_main or "network" in takes:
+            parts["network"] = Network(world)
+    return {name: part for name, part in parts.items() if name in takes}, run
 
 
 @contextmanager

@@ -55,7 +55,7 @@ KNOWN = {
     "the pytest plugin makes it (`src/trinamo/pytest_plugin.py`)": "MarkedTest",
     "tests of anybody's protocol call it": "fault_plans schedules Linearizability",
     "tests and properties of programs in the simulator call it, or read it": """
-        scenario_paths first_difference version_changes HOLD unread
+        scenario_paths first_difference HOLD unread
         seeds_max mutants task_count open_sockets""",
 }  # fmt: skip
 # Whoever is decorated so is called by its decorator's table.

@@ -38,7 +38,6 @@ def test_a_failure_replays_exactly_from_its_file(path: Path) -> None:
     save_failure(Failure.of(STALE_ACK, failing), path)
     again = replay(load_failure(path))
     assert again.is_exact
-    assert again.version_changes == []
     assert again.played.run == failing
     assert path.stat().st_size < 4000
     assert json.loads(path.read_text())["choices"]["runs"] is None, "the seed says it all"
@@ -102,8 +101,9 @@ def test_other_versions_are_told_of(path: Path) -> None:
     content["versions"]["trio"] = "0.1"
     content["digest"] = "0"
     path.write_text(json.dumps(content))
-    again = replay(load_failure(path))
-    assert again.version_changes == [f"trio 0.1 when recorded, {trio.__version__} now"]
+    failure = load_failure(path)
+    again = replay(failure)
+    assert failure.version_changes == [f"trio 0.1 when recorded, {trio.__version__} now"]
     assert "trio 0.1 when recorded" in again.difference
 
 

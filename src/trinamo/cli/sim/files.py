@@ -239,14 +239,8 @@ def _is_fault_plan(key: str, value: Any) -> bool:
 def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:
     """Replay exactly, or end with the first difference; with `is_loose` go on all the same."""
     from trinamo.sim.explore import BadScenario, replay
-    from trinamo.sim.explore.failure import versions
 
-    changes = [
-        f"{name} was {failure.versions[name]} and is {version}"
-        for name, version in versions().items()
-        if failure.versions[name] != version
-    ]
-    if changes and not is_loose:
+    if (changes := failure.version_changes) and not is_loose:
         refuse(f"recorded with other versions ({'; '.join(changes)}); --loose replays all the same")
     try:
         again = replay(failure)
