@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from . import blocks, census, expectations, inputs, leases, streams, watches
+from . import blocks, census, expectations, leases, streams, watches
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome
@@ -40,7 +40,6 @@ INVARIANTS: Final = {
 
 CHECKS: Final[tuple[Callable[[Outcome], Iterator[tuple[str, str]]], ...]] = (
     streams.check,
-    inputs.check,
     leases.check,
     watches.check,
     census.check,

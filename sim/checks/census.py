@@ -1,23 +1,27 @@
 """I5, I12 and I16: what the living processes hold, counted from outside.
 
 `leftovers` is asked again and again by the driver until it is empty or the time for it is up;
-`check` tells what was left then.
+`check` tells what was left then. A link, which many streams share, may stay for `idle_s` after its last
+stream, and no longer; its worker closes it. Whatever waits in it is bounded: what the socket has not
+taken, for all streams together, and what a stream has no credit for, each by itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
 
 from trinamo.transports.tcp.streams.channel import PUSHED_ITEMS_MAX
 
 from ..core.host import incarnation_of
-from . import links
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.http import HttpConfig
     from trinamo.runtime.config.tcp import TcpConfig
+    from trinamo.transports.tcp.streams.multiplexed.link import Link
 
     from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
@@ -29,6 +33,8 @@ CROWD: Final = 4
 """Tasks of one name that a process may have without a word of its instances: slots, keys, sources."""
 OF_OTHERS: Final = ("trinamo.runtime.kv.transfer.leases.",)
 """Whose tasks are as many as blocks in quarantine, which I9 counts."""
+CLOSING_S: Final = 1.0
+"""What an end of a link may take to look whether it is idle, and to close it."""
 GAUGES: Final = ("requests_in_flight", "worker_requests_in_flight", "worker_streams")
 
 
@@ -66,7 +72,7 @@ def _crowds(outcome: Outcome) -> dict[str, float]:
 
 def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
     transports, runtime = process.transports, process.runtime
-    yield "idle links", links.overdue(process, tcp)
+    yield "idle links", _overdue_links(process, tcp)
     if transports.home is not None:
         yield "subjects", transports.home.registered_count
         yield "streams of links", transports.home.stream_count
@@ -121,7 +127,7 @@ def overflows(outcome: Outcome) -> Iterator[str]:
         if not outcome.cluster.is_up(name):
             continue
         home, runtime, service = process.transports.home, process.runtime, process.service
-        yield from links.overflows(process, tcp)
+        yield from _full_links(process, tcp)
         if home is not None:
             if home.registered_count > tcp.subjects_max:
                 yield f"{name} has {home.registered_count} subjects"
@@ -150,3 +156,42 @@ def _slow_clients(process: Process, http: HttpConfig) -> Iterator[str]:
         output = getattr(connection, "output", None)
         if output is not None and len(output._backlog) > bound:  # noqa: SLF001
             yield f"{process.name} keeps {len(output._backlog)} bytes for one client"  # noqa: SLF001
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def _links(process: Process) -> Iterator[Link]:
+    home, calls = process.transports.home, process.transports.calls
+    if home is not None:
+        yield from home._links  # noqa: SLF001 -- looks inside
+    if calls is not None:
+        for held in calls.links._links.values():  # noqa: SLF001 -- looks inside
+            if held.link is not None:
+                yield held.link
+
+
+def _overdue_links(process: Process, tcp: TcpConfig) -> int:
+    """Links without a stream that should be closed by now."""
+    bound_s = tcp.idle_s + tcp.linger_s + CLOSING_S
+    now_s = trio.current_time()
+    return sum(
+        not link.lanes and now_s > link._idle_since + bound_s  # noqa: SLF001 -- looks inside
+        for link in _links(process)
+    )
+
+
+def _full_links(process: Process, tcp: TcpConfig) -> Iterator[str]:
+    """What is above its bound now; one item may always be."""
+    for link in _links(process):
+        queued = link._mux.queued_bytes  # noqa: SLF001 -- looks inside
+        if queued > tcp.queue_bytes_max + tcp.buffer_bytes:
+            yield f"{process.name} has {queued} bytes to send on a link"
+        for lane in link.lanes.values():
+            waiting = _backlog_bytes(lane)
+            if waiting > tcp.window_bytes + tcp.buffer_bytes:
+                yield f"{process.name} has {waiting} bytes without credit on a stream"
+
+
+def _backlog_bytes(lane: Any) -> int:
+    return sum(len(each) for each in lane._backlog or () if isinstance(each, bytes))  # noqa: SLF001

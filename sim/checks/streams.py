@@ -1,4 +1,4 @@
-"""I1 to I3: what clients were told, against what engines did.
+"""I1 to I3: what clients were told, against what engines did; and what workers took of input, against what was sent.
 
 The right answer is known without asking a worker (`engines/mocker/engine.py`), so a lost, repeated
 or foreign token shows at once. What becomes of the legs of a request is in `legs.py`.
@@ -44,6 +44,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     records = {r.name: r for r in outcome.cluster.records}
     yield from legs.check(outcome, attempts)
     yield from _check_reasons(outcome, attempts)
+    yield from _check_inputs(outcome)
     for attempt in attempts:
         for text in attempt.wrong:
             yield "I3", f"{attempt.request}: {text}"
@@ -168,3 +169,29 @@ def _why_it_ended(record: RequestRecord) -> set[str]:
     }
     reason = reasons.get(record.outcome)
     return set() if reason is None else {reason.value}
+
+
+def _check_inputs(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Items of input that are lost, repeated or out of order, and inputs that nobody completed.
+
+    An input may be cut off anywhere, and its worker then has a gapless part of it; but it must not take
+    that for the whole, which is what only the client's word says.
+    """
+    sent: dict[str, int] = {}
+    ended: set[str] = set()
+    taken: dict[str, int] = {}
+    for row in outcome.told:
+        if row.kind == "caller.input":
+            sent[row.field("request")] = row.field("index") + 1
+        elif row.kind in ("caller.input_end", "caller.stop"):
+            ended.add(row.field("request"))
+        elif row.kind == "engine.input":
+            request, attempt, index = (row.field(name) for name in ("request", "attempt", "index"))
+            due = taken.get(attempt, 0)
+            if index != due or index >= sent.get(request, 0):
+                yield "I1", f"{request}: the worker took item {index} of its input, not {due}"
+            taken[attempt] = index + 1
+        elif row.kind == "engine.input_end":
+            request, count = row.field("request"), taken.get(row.field("attempt"), 0)
+            if request not in ended:
+                yield "I2", f"{request}: {count} items passed for its input, which was cut off"

@@ -8,7 +8,6 @@ for. What is around it must not notice: that is what the other invariants are fo
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -45,7 +44,7 @@ class ByzantineClient:
     async def run(self, cluster: Cluster) -> None:
         """The byzantine host's main function."""
         await trio.sleep(self.at_s)
-        payload = await ACTS[self.act](self, cluster)
+        payload = await self._payload(cluster)
         address = self._address(cluster)
         started_s = trio.current_time()
         answer = await self._converse(address, payload, cluster.world)
@@ -53,6 +52,24 @@ class ByzantineClient:
         cluster.world.note(
             "byzantine.end", act=self.act, answer=answer, expects=self.expects, took_s=took_s
         )
+
+    async def _payload(self, cluster: Cluster) -> bytes:
+        if self.act == "taken_subject":
+            return _proven(await self._subject(cluster, is_taken=True, poll_s=POLL_S))
+        if self.act == "stolen_subject":
+            # One that the worker has not called for yet, by somebody who knows all but the secret.
+            subject = await self._subject(cluster, is_taken=False, poll_s=POLL_S / 50)
+            return _handshake(subject, call_home_proof(b"", subject, "Response"))
+        return SAID[self.act]
+
+    async def _subject(self, cluster: Cluster, *, is_taken: bool, poll_s: float) -> str:
+        """Guessing one is impossible by design, so it is looked up."""
+        while True:
+            home = cluster.processes[self.to].transports.home
+            for subject, registration in home._registrations.items() if home else ():  # noqa: SLF001
+                if registration.is_taken is is_taken:
+                    return str(subject)
+            await trio.sleep(poll_s)
 
     def _address(self, cluster: Cluster) -> tuple[str, int]:
         transports = cluster.processes[self.to].transports
@@ -90,71 +107,20 @@ def _proven(subject: str) -> bytes:
     return _handshake(subject, call_home_proof(SECRET, subject, "Response"))
 
 
-async def _unknown_subject(_: ByzantineClient, __: Cluster) -> bytes:
-    return _proven(UNKNOWN)
-
-
-async def _stolen_subject(byzantine: ByzantineClient, cluster: Cluster) -> bytes:
-    """One that the worker has not called for yet, by somebody who knows all but the secret."""
-    while True:
-        home = cluster.processes[byzantine.to].transports.home
-        for subject, registration in home._registrations.items() if home else ():  # noqa: SLF001
-            if not registration.is_taken:
-                return _handshake(subject, call_home_proof(b"", subject, "Response"))
-        await trio.sleep(POLL_S / 50)
-
-
-async def _taken_subject(byzantine: ByzantineClient, cluster: Cluster) -> bytes:
-    home = cluster.processes[byzantine.to].transports.home
-    while True:
-        # Guessing one is impossible by design, so it is looked up.
-        for subject, registration in home._registrations.items():  # noqa: SLF001
-            if registration.is_taken:
-                return _proven(subject)
-        await trio.sleep(POLL_S)
-
-
-async def _malformed_handshake(_: ByzantineClient, __: Cluster) -> bytes:
-    return encode_frame(b'{"subject": 1')
-
-
-async def _data_first(_: ByzantineClient, __: Cluster) -> bytes:
-    return encode_frame(b"", b"an item before the handshake")
-
-
-async def _silence(_: ByzantineClient, __: Cluster) -> bytes:
-    return b""
-
-
-async def _half_a_handshake(_: ByzantineClient, __: Cluster) -> bytes:
-    return _handshake(UNKNOWN)[:-5]
-
-
-async def _oversize(_: ByzantineClient, __: Cluster) -> bytes:
-    return b"\xff" * 8 + b"no such frame"
-
-
-async def _garbage_request(_: ByzantineClient, __: Cluster) -> bytes:
-    return b"GET / HTTP/1.1\r\nhost: worker\r\n\r\n"
-
-
-async def _oversize_request(_: ByzantineClient, __: Cluster) -> bytes:
-    return b"\xff" * 8 + b"no such frame"
-
-
-ACTS: Final[dict[str, Callable[[ByzantineClient, Cluster], Awaitable[bytes]]]] = {
-    "unknown_subject": _unknown_subject,
-    "taken_subject": _taken_subject,
-    "malformed_handshake": _malformed_handshake,
-    "data_first": _data_first,
-    "silence": _silence,
-    "half_a_handshake": _half_a_handshake,
-    "oversize": _oversize,
-    "stolen_subject": _stolen_subject,
-    "garbage_request": _garbage_request,
-    "silent_request": _silence,
-    "oversize_request": _oversize_request,
+NO_FRAME: Final = b"\xff" * 8 + b"no such frame"
+SAID: Final = {
+    "unknown_subject": _proven(UNKNOWN),
+    "malformed_handshake": encode_frame(b'{"subject": 1'),
+    "data_first": encode_frame(b"", b"an item before the handshake"),
+    "silence": b"",
+    "half_a_handshake": _handshake(UNKNOWN)[:-5],
+    "oversize": NO_FRAME,
+    "garbage_request": b"GET / HTTP/1.1\r\nhost: worker\r\n\r\n",
+    "silent_request": b"",
+    "oversize_request": NO_FRAME,
 }
+"""What is sent by each act that needs to know nothing of the cluster."""
+ACTS: Final = (*SAID, "taken_subject", "stolen_subject")
 REQUEST_ACTS: Final = ("garbage_request", "silent_request", "oversize_request")
 """Acts against the request listener of a worker."""
 MEMBER_ACTS: Final = ("oversize_request",)

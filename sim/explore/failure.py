@@ -103,7 +103,7 @@ class Failure:
     def version_changes(self) -> list[str]:
         """What has another version than when it was recorded, in words."""
         return [
-            f"{name} {self.versions.get(name)} when recorded, {version} now"
+            f"{name} was {self.versions.get(name)} and is {version}"
             for name, version in versions().items()
             if self.versions.get(name) != version
         ]

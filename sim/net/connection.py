@@ -15,18 +15,21 @@ What this module does not do: set up connections (`handshake.py`), be a trio soc
 
 from __future__ import annotations
 
+import enum
 import errno
+import math
 import os
+import socket as stdlib
+import struct
 from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import trio
 
 from ..core.host import current_label
 from ..core.trace import Fields
-from .segment import Segment, SegmentKind
-from .socket_options import SocketOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +42,108 @@ Address = tuple[str, int]
 
 LOSS_WAIT_S_MAX = 60.0
 """After so long a wait the next repetition gets through."""
+HEADER_BYTES = 54
+"""Ethernet, IPv4 and TCP, without options."""
+RETRIES_S = 924.6
+"""How long Linux repeats unacknowledged data by default (tcp_retries2 = 15)."""
 
 
 def os_error(number: int) -> OSError:
     """The `OSError` (of the right subclass) that the kernel's `number` becomes."""
     return OSError(number, os.strerror(number))
+
+
+class SegmentKind(enum.Enum):
+    """What a segment says."""
+
+    ACK = "ack"
+    """The last of a handshake; those of data are not sent one by one."""
+    DATA = "data"
+    CREDIT = "credit"
+    """The reader took bytes: the sender may send as many more."""
+    FIN = "fin"
+    RST = "rst"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it says nothing to a process: no row, no jitter, and its loss is no matter."""
+        return self in (SegmentKind.ACK, SegmentKind.CREDIT)
+
+
+class Segment(NamedTuple):
+    """What travels one way at once; `size` is the bytes of `data`, or those credited."""
+
+    kind: SegmentKind
+    data: bytes
+    size: int
+    number: int
+    sent_s: float
+    """Virtual seconds when the sender let go of it."""
+
+    @property
+    def fields(self) -> Fields:
+        """What a row of the trace holds of it: its bytes by a checksum."""
+        return (
+            ("segment", self.kind.value),
+            ("number", self.number),
+            ("size", self.size),
+            ("sent_s", self.sent_s),
+            ("crc", crc32(self.data)),
+        )
+
+    @property
+    def wire_bytes(self) -> int:
+        """What it takes of a link's bandwidth: its data and the headers."""
+        return len(self.data) + HEADER_BYTES
+
+
+class SocketOptions(dict[tuple[int, int], "int | bytes"]):
+    """What was set on one socket, by level and name, and what has an effect here, as Linux reads it."""
+
+    def _number(self, level: int, name: int, default: int) -> int:
+        value = self.get((level, name), default)
+        return value if isinstance(value, int) else default
+
+    @property
+    def is_kept_alive(self) -> bool:
+        """Whether an idle connection is probed."""
+        return bool(self._number(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 0))
+
+    @property
+    def idle_s(self) -> float:
+        """From the last word of the peer until the first probe."""
+        return self._number(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE, 7200)
+
+    @property
+    def silence_s(self) -> float:
+        """From the last word of the peer until an idle connection that is probed ends.
+
+        As Linux does: the first probe goes out after `idle_s`; the connection ends at a later
+        probe's time, once `count` are unanswered or, if it is set, the user timeout is over.
+        """
+        interval_s = self._number(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPINTVL, 75)
+        count = self._number(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPCNT, 9)
+        if user_s := self._user_s:
+            count = max(1, math.ceil((user_s - self.idle_s) / max(1, interval_s)))
+        return self.idle_s + interval_s * count
+
+    @property
+    def unacknowledged_s(self) -> float:
+        """How long data may stay unacknowledged."""
+        return self._user_s or RETRIES_S
+
+    @property
+    def _user_s(self) -> float:
+        return self._number(stdlib.IPPROTO_TCP, stdlib.TCP_USER_TIMEOUT, 0) / 1000
+
+    @property
+    def lingers_zero(self) -> bool:
+        """Whether closing resets the connection."""
+        value = self.get((stdlib.SOL_SOCKET, stdlib.SO_LINGER))
+        if not isinstance(value, bytes) or len(value) != 8:
+            return False
+        is_on, seconds = struct.unpack("ii", value)
+        return bool(is_on) and seconds == 0
 
 
 class Connection(NamedTuple):

@@ -19,7 +19,7 @@ Read in this order: `peer.py`, `connector.py`, `interception.py`, then
 from .etcd.channel import open_simulated_etcd
 from .etcd.server import SimulatedEtcd
 from .interception import Interceptor
-from .machine_clock import MachineClock
+from .machine import MachineClock
 from .memory.fabric import MemoryFabric
 from .memory.plane import SimulatedMemoryPlane, open_simulated_memory
 from .nats.client import SimulatedEventPlane, open_simulated_nats

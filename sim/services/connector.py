@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
 
 import trio
 
-from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import Frame
 
 from .peer import Peer
@@ -150,14 +147,3 @@ class Connector:
                 return
             asked_s = trio.current_time()
             session.ping(peer)
-
-
-@asynccontextmanager
-async def running(task: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run `task` while inside."""
-    async with open_nursery() as nursery:
-        nursery.start_soon(task)
-        try:
-            yield
-        finally:
-            nursery.cancel_scope.cancel()

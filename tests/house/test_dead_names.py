@@ -20,7 +20,7 @@ from tests.sources import ROOT, all_sources, front_door, listed
 KNOWN = {
     "the scripts of the dashboard read it: runtime/view/files":
         "engine_facts prompt_tokens_per_s failures_per_s etcd_text",
-    "Python calls it, or reads it": "__class__ exc_value __signature__ __annotations__",
+    "Python calls it, or reads it": "exc_value __signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step optlen",
     "looked up by the name of the call that arrives, in the simulated etcd":

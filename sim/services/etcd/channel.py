@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import trio
 
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import Frame
 from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.rpc import METHODS, Metadata
 
-from ..connector import Connector, running
+from ..connector import Connector
 from ..peer import Peer
 from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, encode, reader
 from .server import PORT
@@ -234,8 +235,10 @@ async def open_simulated_etcd(
         timeout_s=timeout_s,
         per_try_timeout_s=per_try_timeout_s,
     )
-    async with (
-        running(channel.run),
-        open_plane(client, silence_s=silence_s) as plane,
-    ):
-        yield plane
+    async with open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        try:
+            async with open_plane(client, silence_s=silence_s) as plane:
+                yield plane
+        finally:
+            nursery.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from trinamo.runtime.planes import JobOrigin, LeasedJob, QueueLimits, Settlement
 from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.transports.memory.queue import MemoryQueues
 
-from ..machine_clock import MachineClock
+from ..machine import MachineClock
 from ..wire import Call, Reply, arguments, decode
 
 SETTLED_MAX: Final = 10_000
