@@ -5,8 +5,7 @@ The verdict is `checks/`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -16,12 +15,12 @@ from ..checks.census import leftovers, overflows
 from ..checks.events import missed, stale_reports
 from ..checks.watches import stale_views
 from ..core.host import HostState
+from ..net.links import PROFILE_FIELDS
 from .faults import Nemesis
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome
-    from ..cluster.plans import LinkPlan, Scenario
-    from ..net.links import Link
+    from ..cluster.plans import Scenario
 
 
 STEP_S: Final = (0.2, 1.0)
@@ -44,8 +43,7 @@ class ClusterDriver:
 
     async def run(self) -> None:
         scenario, outcome, world = self.scenario, self.outcome, self.world
-        byzantines = [f"byzantine{number}" for number in range(len(scenario.byzantines))]
-        self._shape_links([*self.cluster.hosts, *byzantines])
+        self._shape_links()
         await self.cluster.start()
         world.note("load.begin", streams=self.cluster.plan.config.data_plane.tcp.streams)
         self.nemesis.arm()
@@ -69,10 +67,18 @@ class ClusterDriver:
         if not await self._wait(self._are_workers_found, scenario.limits.settle_s):
             outcome.violate("expected", "a living worker is not in the store")
         world.note("settled", left=outcome.leftovers)
-        await self._look_at_blocks()
+        # Where all that could write answers, or is seen to be dead, no block is away.
+        await self._hold("I9", lost_blocks)
         if not outcome.violations:
-            await self._look_at_watches()
-            await self._look_at_reports()
+            # Who believed every event of a watch knows what the store holds.
+            await self._hold("I13", stale_views, stale_peers)
+            # Routers know the workers as they are, whatever they missed.
+            await self._hold("I10", stale_reports)
+            for name, gaps, snapshots in missed(outcome):
+                if gaps:
+                    world.note("events.gap", router=name, count=gaps)
+                if snapshots:
+                    world.note("events.snapshot", router=name, count=snapshots)
             await self._shut_down()
 
     def _look(self) -> None:
@@ -119,35 +125,15 @@ class ClusterDriver:
                 return False
         return True
 
-    async def _look_at_blocks(self) -> None:
-        """I9 in the end: where all that could write answers, or is seen to be dead, no block is away."""
-        outcome = self.outcome
-        await self._wait(lambda: not any(lost_blocks(outcome)), self.scenario.limits.settle_s)
-        for text in lost_blocks(outcome):
-            outcome.violate("I9", text)
+    async def _hold(self, invariant: str, *looks: Callable[[Outcome], Iterable[str]]) -> None:
+        """Wait until no look finds anything wrong; what one does when the time is up breaks the rule."""
 
-    async def _look_at_watches(self) -> None:
-        """I13 in the end: who believed every event of a watch knows what the store holds."""
-        outcome = self.outcome
+        def wrong() -> list[str]:
+            return [text for look in looks for text in look(self.outcome)]
 
-        def stale() -> list[str]:
-            return [*stale_views(outcome), *stale_peers(outcome)]
-
-        await self._wait(lambda: not stale(), self.scenario.limits.settle_s)
-        for text in stale():
-            outcome.violate("I13", text)
-
-    async def _look_at_reports(self) -> None:
-        """I10 in the end: routers know the workers as they are, whatever they missed."""
-        outcome = self.outcome
-        await self._wait(lambda: not any(stale_reports(outcome)), self.scenario.limits.settle_s)
-        for text in stale_reports(outcome):
-            outcome.violate("I10", text)
-        for name, gaps, snapshots in missed(outcome):
-            if gaps:
-                self.world.note("events.gap", router=name, count=gaps)
-            if snapshots:
-                self.world.note("events.snapshot", router=name, count=snapshots)
+        await self._wait(lambda: not wrong(), self.scenario.limits.settle_s)
+        for text in wrong():
+            self.outcome.violate(invariant, text)
 
     async def _shut_down(self) -> None:
         """Everything leaves in order; what does not within its bounds is a violation."""
@@ -163,17 +149,14 @@ class ClusterDriver:
             late = [name for name in names if self._is_running(name)]
             self.outcome.violate("I15", f"{late} did not shut down\n{self.world.waiting()}")
 
-    # --- helpers --------------------------------------------------------------------------------
-
-    def _shape_links(self, hosts: Sequence[str]) -> None:
-        """Give the links between these hosts what the scenario says of them."""
+    def _shape_links(self) -> None:
+        """Give links what the scenario says of them."""
         for plan in self.scenario.links:
-            for a in hosts:
-                for b in hosts:
-                    forth = fnmatchcase(a, plan.source) and fnmatchcase(b, plan.target)
-                    back = fnmatchcase(b, plan.source) and fnmatchcase(a, plan.target)
-                    if a != b and (forth or (back and plan.is_both_ways)):
-                        _shape(self.outcome.network.link(a, b), plan)
+            shape = {name: getattr(plan, name) for name in PROFILE_FIELDS}
+            profile = {name: value for name, value in shape.items() if value is not None}
+            self.outcome.network.links.shape(plan.source, plan.target, **profile)
+            if plan.is_both_ways:
+                self.outcome.network.links.shape(plan.target, plan.source, **profile)
 
     async def _wait(self, condition: Callable[[], object], bound_s: float) -> bool:
         """Poll: a crashed process can tell nobody, so there is no event to wait for."""
@@ -188,10 +171,3 @@ class ClusterDriver:
     def _is_running(self, name: str) -> bool:
         """Whether the host's process runs and may take a step."""
         return self.world.host(name).state is HostState.UP
-
-
-def _shape(link: Link, plan: LinkPlan) -> None:
-    for field in ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"):
-        value = getattr(plan, field)
-        if value is not None:
-            setattr(link, field, value)
