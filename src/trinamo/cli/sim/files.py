@@ -228,12 +228,9 @@ def _check_shipped_scenario(play: Scenario, where: str) -> None:
         is_small = isinstance(value, (int, float, str, bool, type(None))) and (
             not isinstance(value, (int, float)) or abs(value) <= NUMBER_MAX
         )
-        if key not in accepted or not (is_small or _is_fault_plan(key, value)):
+        is_plan = key == "faults" and isinstance(value, list) and len(value) <= HOSTS_MAX
+        if key not in accepted or not (is_small or is_plan):
             refuse(f"{where}: scenario.parameters.{key[:50]} is not one that {name} takes")
-
-
-def _is_fault_plan(key: str, value: Any) -> bool:
-    return key == "faults" and isinstance(value, list) and len(value) <= HOSTS_MAX
 
 
 def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:

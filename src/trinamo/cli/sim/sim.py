@@ -10,13 +10,15 @@ import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from .files import (
     EXIT_BROKEN,
     EXIT_UNSTEADY,
+    catalogue_names,
+    complete_scenario,
     exit_code_for,
     open_failure,
     play_again,
@@ -27,11 +29,10 @@ from .files import (
     seeds_of,
     write_file,
 )
-from .options import Bug, FailFile, File, Files, Html, Loose, PolicyOption, Seed, StreamsOption
 from .text import hint_lines, hints_for, pin_lines, quietly, row_text, run_lines, say, title_of
 
 if TYPE_CHECKING:
-    from trinamo.sim.explore import Failure, Played, Scenario
+    from trinamo.sim.explore import Played, Scenario
 
 
 sim = typer.Typer(
@@ -44,6 +45,46 @@ sim = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+TEMPLATE: Final = Path(__file__).parent / "template"
+"""Kept as text: no part of this program, and Python only where it is written to."""
+PolicyName = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
+StreamsName = Literal["multiplexed", "dedicated"]
+
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A scenario file, FILE.py::FUNCTION, or the name of a shipped one.",
+        autocompletion=complete_scenario,
+    ),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILE]…",
+        help="As FILE of `run`; all scenarios that ship if none is given.",
+        autocompletion=complete_scenario,
+    ),
+]
+FailFile = Annotated[Path, typer.Argument(metavar="FAIL.json", help="A failure file.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Which run of the scenario.")]
+PolicyOption = Annotated[
+    PolicyName | None,
+    typer.Option("--policy", help="How tasks are scheduled, in place of the file's own."),
+]
+StreamsOption = Annotated[
+    StreamsName | None,
+    typer.Option("--streams", help="What streams travel on, in place of what the file says."),
+]
+Bug = Annotated[
+    str, typer.Option("--bug", metavar="NAME", help="Plant a known mistake, as the mutants do.")
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Draw the run here.")]
+Loose = Annotated[
+    bool,
+    typer.Option("--loose", help="Go on if versions or rows are not those that were recorded."),
+]
 
 
 def command(name: str, examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -67,12 +108,6 @@ def command(name: str, examples: str) -> Callable[[Callable[..., None]], Callabl
         return sim.command(name, epilog=f"Examples:  {examples}")(run)
 
     return register
-
-
-def name_of(play: Scenario) -> str:
-    from trinamo.sim.own import label_of
-
-    return label_of(play)
 
 
 def _played(play: Scenario, choices: Any) -> tuple[Played, float]:
@@ -122,7 +157,7 @@ def run_command(
     """Play one scenario once and judge it."""
     play = scenario_of(file, bug=bug, policy=policy, streams=streams)
     played, cpu_s = _played(play, seed)
-    _tell(play, title_of(name_of(play), seed, bug), played, cpu_s, html)
+    _tell(play, title_of(play, seed), played, cpu_s, html)
     if played.run.finding is not None and save is not None:
         with quietly():
             save_played(play, played, save)
@@ -158,7 +193,6 @@ def swarm_command(
     """Play many seeds; keep one failure file for each rule that was broken in its own way."""
     if seeds is not None and minutes is not None:
         refuse("give --seeds or --minutes, not both")
-    from .files import catalogue_names
     from .swarm import search
 
     plays = [
@@ -166,7 +200,7 @@ def swarm_command(
         for name in files or catalogue_names()
     ]
     span = seeds_of("1..200" if seeds is None else seeds) if minutes is None else None
-    raise typer.Exit(search(plays, span, minutes, jobs=jobs, out=out, name_of=name_of))
+    raise typer.Exit(search(plays, span, minutes, jobs=jobs, out=out))
 
 
 @command(
@@ -188,7 +222,7 @@ def replay_command(
     recorded = open_failure(failure)
     with quietly():
         again = play_again(recorded, is_loose=loose)
-    played, title = again.played, _title(recorded)
+    played, title = again.played, title_of(recorded.scenario, recorded.seed)
     if until is not None:
         for row in played.trace.rows:
             if row.time_s <= until and row.kind != "step":
@@ -204,11 +238,6 @@ def replay_command(
     _finish(played)
 
 
-def _title(recorded: Failure) -> str:
-    bug = str(recorded.scenario.parameters.get("bug", ""))
-    return title_of(name_of(recorded.scenario), recorded.seed, bug)
-
-
 @command("html", "trinamo sim html failures/kill-7.json kill.html")
 def html_command(
     failure: FailFile,
@@ -222,7 +251,7 @@ def html_command(
     recorded = open_failure(failure)
     with quietly():
         again = play_again(recorded, is_loose=loose)
-    text = page_of(_title(recorded), again.played)
+    text = page_of(title_of(recorded.scenario, recorded.seed), again.played)
     write_file(out, text)
     say(f"{out}: {len(text.encode()):,} bytes")
 
@@ -275,7 +304,7 @@ def explore_command(
     from .swarm import explore_all
 
     play = scenario_of(file, bug=bug, policy=policy, streams=streams)
-    raise typer.Exit(explore_all(play, name_of(play), max_dev, runs_max, save))
+    raise typer.Exit(explore_all(play, max_dev, runs_max, save))
 
 
 @command("pin", "trinamo sim pin failure.json  ·  trinamo sim pin failure.json --runs 30")
@@ -347,11 +376,10 @@ def check_determinism_command(
     ] = None,
 ) -> None:
     """Play each seed twice in three processes with different hash seeds; all digests must agree."""
-    from .files import catalogue_names
     from .swarm import compare_digests
 
     plays = [scenario_of(name) for name in files or catalogue_names()]
-    unsteady = compare_digests(plays, seeds_of(seeds), python or [], name_of)
+    unsteady = compare_digests(plays, seeds_of(seeds), python or [])
     raise typer.Exit(EXIT_UNSTEADY if unsteady else 0)
 
 
@@ -369,7 +397,7 @@ def conform_command(
     ] = 120.0,
 ) -> None:
     """Play the scenario on real loopback sockets in real time; the notes must be the simulator's."""
-    from .conform import compare_with_kernel
+    from .swarm import compare_with_kernel
 
     resolve(file)
     raise typer.Exit(compare_with_kernel(scenario_of(file), seed, seeds_of(seeds), timeout))
@@ -388,8 +416,14 @@ def new_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
 ) -> None:
     """Write a small protocol of your own: its scenario, its test, a README."""
-    from .new import write_project
-
-    for path in write_project(folder):
-        say(str(path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            refuse(f"{folder} is not empty; name a folder that is new")
+        for source in sorted(TEMPLATE.iterdir()):
+            target = folder / source.name.removesuffix(".txt")
+            target.write_text(source.read_text("utf-8"), "utf-8")
+            say(str(target))
+    except OSError as error:
+        refuse(f"{folder} cannot be written: {error.strerror}")
     say(f"Try: cd {shlex.quote(str(folder))} && trinamo sim swarm scenario.py --seeds 0..200")

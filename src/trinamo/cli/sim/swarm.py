@@ -1,4 +1,4 @@
-"""The long searches of `trinamo sim`, with their progress on standard error."""
+"""The long searches and comparisons of `trinamo sim`, with their progress on standard error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ from .text import finding_lines, hint_lines, quietly, say
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from trinamo.sim.conformance.compare import Strange
     from trinamo.sim.explore import Failure, Scenario, Search, Shrunk
     from trinamo.sim.explore.swarm import Progress
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 SAID_MAX: Final = 4000
 LISTED_MAX: Final = 20
 EXPLORE_SECONDS_A_LINE: Final = 0.2
+STRANGE_MAX: Final = 5
+CONTEXT: Final = 3
 
 
 @contextmanager
@@ -86,10 +90,10 @@ def search(
     *,
     jobs: int,
     out: Path,
-    name_of: Callable[[Scenario], str],
 ) -> int:
     """Swarm over every scenario, by seeds or by time; save what failed. The exit code."""
-    from trinamo.sim.own import standing_hints
+    from trinamo.sim.explore import swarm
+    from trinamo.sim.own import label_of, standing_hints
 
     total = None if seeds is None else len(seeds) * len(plays)
     code = runs = 0
@@ -97,7 +101,7 @@ def search(
     started_s = time.perf_counter()
     with _bar(total) as (bar, task):
         for number, play in enumerate(plays):
-            name, before = name_of(play), runs
+            name, before = label_of(play), runs
             bar.update(task, description=name)
 
             def show(progress: Progress, before: int = before) -> None:
@@ -109,7 +113,7 @@ def search(
                 share_s = minutes * 60 / len(plays)
                 supply = _until(started_s + (number + 1) * share_s)
             with _children_unheard(jobs):
-                progress = _swarm(play, supply, jobs, show)
+                progress = swarm(play, supply, jobs=jobs, on_progress=show)
             runs += progress.runs
             virtual_s += progress.virtual_s
             with quietly():
@@ -135,12 +139,6 @@ def _until(deadline_s: float) -> Iterator[int]:
     return itertools.takewhile(
         lambda seed: seed <= 1 or time.perf_counter() < deadline_s, itertools.count(1)
     )
-
-
-def _swarm(play: Scenario, seeds: Any, jobs: int, show: Callable[[Progress], None]) -> Progress:
-    from trinamo.sim.explore import swarm
-
-    return swarm(play, seeds, jobs=jobs, on_progress=show)
 
 
 def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar: Bar) -> int:
@@ -203,14 +201,15 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
     return 0
 
 
-def explore_all(play: Scenario, name: str, max_dev: int, runs_max: int, save: Path | None) -> int:
+def explore_all(play: Scenario, max_dev: int, runs_max: int, save: Path | None) -> int:
     """Bounded exploration of one scenario; the exit code."""
     from trinamo.sim.core.choices import ReplayChoices
     from trinamo.sim.explore import explore_bounded, played
+    from trinamo.sim.own import label_of
 
     shown_s = 0.0
     with quietly(), _bar(None) as (bar, task):
-        bar.update(task, description=name)
+        bar.update(task, description=label_of(play))
 
         def show(found: Search) -> None:
             nonlocal shown_s
@@ -242,33 +241,69 @@ def explore_all(play: Scenario, name: str, max_dev: int, runs_max: int, save: Pa
     return exit_code_for(finding.invariant)
 
 
-def compare_digests(
-    plays: Sequence[Scenario],
-    seeds: range,
-    pythons: Sequence[str],
-    name_of: Callable[[Scenario], str],
-) -> int:
+def compare_digests(plays: Sequence[Scenario], seeds: range, pythons: Sequence[str]) -> int:
     """How many scenarios are not functions of their seed."""
     from trinamo.sim.explore import check_determinism
+    from trinamo.sim.own import label_of
 
     unsteady = 0
     with _bar(len(plays)) as (bar, task):
         for play in plays:
-            bar.update(task, description=name_of(play))
+            bar.update(task, description=label_of(play))
             try:
                 with _children_unheard(2):
                     found = check_determinism(play, list(seeds), pythons=(sys.executable, *pythons))
             except (subprocess.SubprocessError, OSError) as error:
-                refuse(f"{name_of(play)} cannot be played elsewhere: {error}", EXIT_BROKEN)
+                refuse(f"{label_of(play)} cannot be played elsewhere: {error}", EXIT_BROKEN)
             bar.advance(task)
             if found.differences:
                 unsteady += 1
-                say(f"{name_of(play)}: NOT deterministic")
+                say(f"{label_of(play)}: NOT deterministic")
                 for difference in found.differences:
                     say(f"  {difference}")
             else:
-                say(f"{name_of(play)}: {found.runs} runs of {len(seeds)} seeds agree")
+                say(f"{label_of(play)}: {found.runs} runs of {len(seeds)} seeds agree")
     return unsteady
+
+
+def compare_with_kernel(play: Scenario, seed: int, seeds: range, timeout_s: float) -> int:
+    """Play for real, compare, say what was found; the exit code."""
+    import trio
+
+    from trinamo.sim.conformance.compare import conform, refusals
+    from trinamo.sim.scenario.file import parse_scenario
+
+    scenario = parse_scenario(play.parameters["text"], play.parameters["where"])
+    if why := refusals(scenario):
+        refuse(f"{scenario.name} cannot be played on loopback: {'; '.join(why)}")
+    with quietly():
+        try:
+            found = conform(scenario, seed=seed, seeds=seeds, timeout_s=timeout_s)
+        except trio.TooSlowError:
+            refuse(f"{scenario.name} took more than {timeout_s:g} real s (--timeout)", EXIT_BROKEN)
+    how = "every note equal" if found.is_exact else "runs of tokens counted as one"
+    say(f"{scenario.name}, seed {seed}, on loopback sockets in real time: {how}, times aside")
+    say(f"  {found.same} of {found.requests} requests as in the simulated run of this seed")
+    if found.elsewhere:
+        say(f"  {found.elsewhere} as in another simulated run")
+    for kind in found.missing:
+        say(f"  the note {kind} is expected and did not occur")
+    for strange in found.strange[:STRANGE_MAX]:
+        _tell_strange(strange)
+    say("Conforms." if found.conforms else "Does NOT conform: no simulated run shows this.")
+    return 0 if found.conforms else EXIT_BROKEN
+
+
+def _tell_strange(strange: Strange) -> None:
+    pairs = list(zip_longest(strange.real, strange.simulated))
+    first = next((n for n, (real, fake) in enumerate(pairs) if real != fake), 0)
+    say(f"  {strange.request} at its {strange.role}, from note {first} on:")
+    for entries in pairs[max(0, first - 1) : first + CONTEXT]:
+        real, fake = (
+            " ".join([each[0], *(f"{name}={value}" for name, value in each[1])]) if each else "-"
+            for each in entries
+        )
+        say(f"    kernel {real:<60} simulator {fake}")
 
 
 def catalogue_table() -> None:

@@ -28,9 +28,12 @@ def quietly() -> AbstractContextManager[None]:
     return silence()
 
 
-def title_of(name: str, seed: int, bug: str = "") -> str:
+def title_of(play: Scenario, seed: int) -> str:
     """What a run is called."""
-    return f"{name}, seed {seed}" + (f", with {bug} planted" if bug else "")
+    from trinamo.sim.own import label_of
+
+    bug = play.parameters.get("bug")
+    return f"{label_of(play)}, seed {seed}" + (f", with {bug} planted" if bug else "")
 
 
 def finding_lines(finding: Finding | None) -> list[str]:

@@ -15,7 +15,6 @@ from trinamo.runtime.traces.trace import Fact
 from ..status.asking import Answers, Found
 
 ROWS_MAX: Final = 500
-_SHOWN_LAST: Final = ("outcome",)
 
 
 @attrs.frozen
