@@ -12,7 +12,6 @@ taken from the packages the caller allows, since replaying imports it.
 from __future__ import annotations
 
 import base64
-import importlib.metadata
 import json
 import math
 import platform
@@ -130,8 +129,10 @@ class Failure:
 
 def versions() -> dict[str, str]:
     """What a run depends on besides the scenario."""
+    from importlib.metadata import version  # noqa: PLC0415 -- takes longer than a short run
+
     return {
-        "trinamo": importlib.metadata.version("trinamo"),
+        "trinamo": version("trinamo"),
         "python": platform.python_version(),
         "trio": trio.__version__,
     }

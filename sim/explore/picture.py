@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..report import About, page
 from .run import Played
 
 
@@ -13,6 +12,8 @@ def page_of(
     until_s: float | None = None,
 ) -> str:
     """The HTML page of a run, up to `until_s` virtual seconds if given; see `sim.report.page`."""
+    from ..report import About, page  # noqa: PLC0415 -- most runs are never drawn
+
     run, rows = played.run, played.trace.rows
     is_whole = until_s is None or until_s >= run.virtual_s
     end_s = run.virtual_s if until_s is None else min(until_s, run.virtual_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent import futures
 from itertools import islice
 
 import attrs
@@ -126,8 +126,8 @@ def swarm(
         return progress
     # A forked child would inherit whatever threads and hooks the caller has; a fresh one does not.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running: set[Future[list[Run]]] = set()
+    with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running: set[futures.Future[list[Run]]] = set()
         try:
             for batch in batches:
                 running.add(pool.submit(play_seeds, scenario, batch))
@@ -148,8 +148,10 @@ def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _collect(running: set[Future[list[Run]]], progress: Progress) -> set[Future[list[Run]]]:
-    done, left = wait(running, return_when=FIRST_COMPLETED)
+def _collect(
+    running: set[futures.Future[list[Run]]], progress: Progress
+) -> set[futures.Future[list[Run]]]:
+    done, left = futures.wait(running, return_when=futures.FIRST_COMPLETED)
     for future in done:
         for result in future.result():
             progress.add(result)
