@@ -40,7 +40,9 @@ def test_up_tells_of_a_frontend_that_hangs_and_of_its_return(
     tmp_path: Path, few_descriptors: None
 ) -> None:
     """Before: not a word for as long as it was stopped."""
-    with cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as running:
+    place = Place(tmp_path)
+    # Forked, it would have the limit of the process that forks.
+    with cluster(place, "--engine", "echo", "--workers", "1", is_forked=False) as running:
         output = running.place
         for pid, line in running.children.items():
             if " frontend " in line or " worker " in line:

@@ -12,17 +12,24 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import attrs
 
+from tests.session.forks import Command, fork_command
+
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 60.0
+FORKING = "tests.session.forks"
 COMMAND = [sys.executable, "-m", "trinamo.cli"]
+Running: TypeAlias = "subprocess.Popen[bytes] | Command"
 
 
 @attrs.frozen
@@ -50,9 +57,21 @@ class Place:
         found = [*(self.root / "tmp").iterdir(), *(self.root / "run").rglob("*.json")]
         return [str(path) for path in found]
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command with its output in `output`, in a process group of its own."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether a command finds the modules here that it finds where the tests run."""
+        return self.extra.get("PYTHONPATH") in (None, os.environ.get("PYTHONPATH"))
+
+    def start(self, *arguments: str, is_forked: bool = True) -> Running:
+        """Start a command with its output in `output`, in a process group of its own.
+
+        It is forked, with all imports done, unless it is to start as a user's or finds other modules.
+        """
         with self.output_path.open("ab") as output:
+            if is_forked and self.is_plain:
+                with Path(os.devnull).open("rb") as nothing:
+                    streams = (nothing.fileno(), output.fileno(), output.fileno())
+                    return fork_command(arguments, self.environ, streams, self.root)
             return subprocess.Popen(
                 [*COMMAND, *arguments],
                 env=self.environ,
@@ -77,18 +96,38 @@ class Place:
         (found,) = re.findall(r'frontend is ready: url ([^,\s"]+)', self.output)
         return str(found)
 
-    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+    def run(
+        self, *arguments: str, stdin: str = "", is_forked: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; forked as with `start`."""
+        if is_forked and self.is_plain:
+            return self._run_forked(arguments, stdin)
         return subprocess.run(
             [*COMMAND, *arguments],
             env=self.environ,
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=RUN_TIMEOUT_S,
             check=False,
             cwd=self.root,
         )
+
+    def _run_forked(self, arguments: Sequence[str], stdin: str) -> subprocess.CompletedProcess[str]:
+        with ExitStack() as stack:
+            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin.encode())
+            given.seek(0)
+            streams = (given.fileno(), out.fileno(), err.fileno())
+            process = fork_command(arguments, self.environ, streams, self.root)
+            try:
+                code = process.wait(RUN_TIMEOUT_S)
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            texts = [each.read().decode() for each in (out, err)]
+        return subprocess.CompletedProcess([*COMMAND, *arguments], code, *texts)
 
 
 @attrs.frozen
@@ -96,7 +135,7 @@ class RunningCluster:
     """A `trinamo up` that is ready."""
 
     place: Place
-    process: subprocess.Popen[bytes]
+    process: Running
 
     @property
     def url(self) -> str:
@@ -120,9 +159,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 @contextmanager
-def cluster(place: Place, *arguments: str) -> Iterator[RunningCluster]:
+def cluster(place: Place, *arguments: str, is_forked: bool = True) -> Iterator[RunningCluster]:
     """`trinamo up --port 0 …`, ready; killed at the end if the test has not ended it."""
-    process = place.start("up", "--port", "0", *arguments)
+    process = place.start("up", "--port", "0", *arguments, is_forked=is_forked)
     try:
         wait_for(
             lambda: "The cluster is ready" in place.output or process.poll() is not None,
@@ -186,7 +225,7 @@ AS_SESSION_LEADER = (
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """The child processes of a process: pid to command line."""
+    """The child processes of a process: pid to command line; not the one that forks them for a test."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -196,7 +235,8 @@ def children_of(pid: int) -> dict[int, str]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        if int(stat.rpartition(")")[2].split()[1]) == pid:
+        parent = int(stat.rpartition(")")[2].split()[1])
+        if parent == pid and FORKING not in command:
             found[int(folder.name)] = command
     return found
 

@@ -31,17 +31,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def run(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=place.environ,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-
 async def bury(url: str, name: str, *job_ids: str) -> None:
     async with (
         open_nats(url) as events,
@@ -60,19 +49,19 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(
     name, where = f"cli-{os.getpid()}", ("--nats", nats_server.url)
     trio.run(bury, nats_server.url, name, "a", "b", "c")
 
-    listed = run(place, "queue", "ls", *where)
+    listed = place.run("queue", "ls", *where)
     assert f"{name}: 0 ready, 0 leased, 3 dead, oldest 0.0 s" in listed.stdout
-    shown = run(place, "queue", "show", name, "b", *where)
+    shown = place.run("queue", "show", name, "b", *where)
     assert "b: 1 attempts" in shown.stdout
     assert "always fails" in shown.stdout
     assert "payload of b" in shown.stdout
-    once = run(place, "queue", "requeue", name, "a", *where)
+    once = place.run("queue", "requeue", name, "a", *where)
     assert (once.returncode, once.stdout) == (0, f"{name}: 1 dead letter queued again\n")
-    again = run(place, "queue", "requeue", name, "a", *where)
+    again = place.run("queue", "requeue", name, "a", *where)
     assert (again.returncode, again.stderr) == (1, f"trinamo: {name} has no dead letter a\n")
-    forgotten = run(place, "queue", "purge", name, "--all", *where)
+    forgotten = place.run("queue", "purge", name, "--all", *where)
     assert (forgotten.returncode, forgotten.stdout) == (0, f"{name}: 2 dead letters forgotten\n")
-    rows = msgspec.json.decode(run(place, "queue", "ls", "--json", *where).stdout)
+    rows = msgspec.json.decode(place.run("queue", "ls", "--json", *where).stdout)
     (row,) = [row for row in rows if row["queue"] == name]
     assert (row["depth"], row["ready"], row["dead"]) == (1, 1, 0)
 
@@ -81,9 +70,9 @@ def test_a_job_is_put_into_a_queue_once(place: Place, nats_server: SessionNats) 
     name, where = f"put-{os.getpid()}", ("--nats", nats_server.url)
     trio.run(bury, nats_server.url, name, "old")
 
-    first = run(place, "queue", "put", name, "a", '{"page": 7}', *where)
+    first = place.run("queue", "put", name, "a", '{"page": 7}', *where)
     assert (first.returncode, first.stdout) == (0, f"{name}: a added\n")
-    again = run(place, "queue", "put", name, "a", "other", *where)
+    again = place.run("queue", "put", name, "a", "other", *where)
     assert (again.returncode, again.stdout) == (0, f"{name}: a duplicate\n")
     piped = subprocess.run(
         [*COMMAND, "queue", "put", name, "b", *where],
@@ -106,18 +95,18 @@ def test_a_job_is_put_into_a_queue_once(place: Place, nats_server: SessionNats) 
             return found
 
     assert trio.run(taken) == [b'{"page": 7}', b"\x00bytes"]
-    missing = run(place, "queue", "put", f"{name}-none", "a", "x", *where)
+    missing = place.run("queue", "put", f"{name}-none", "a", "x", *where)
     assert missing.returncode == 1
 
 
 def test_a_queue_that_is_not_there_is_one_sentence(place: Place, nats_server: SessionNats) -> None:
-    done = run(place, "queue", "show", "nobody", "--nats", nats_server.url)
+    done = place.run("queue", "show", "nobody", "--nats", nats_server.url)
     assert (done.returncode, done.stderr) == (1, "trinamo: there is no queue nobody\n")
 
 
 def test_a_broker_that_keeps_no_queues_says_what_to_start(place: Place) -> None:
     with private_server(find_nats_server()) as server:
-        done = run(place, "queue", "ls", "--nats", server.url)
+        done = place.run("queue", "ls", "--nats", server.url)
     assert done.returncode == 1
     assert "JetStream does not answer" in done.stderr
     assert "nats-server with -js" in done.stderr
@@ -131,7 +120,7 @@ def test_names_of_queues_and_dead_letters_are_completed(
 
     assert name in complete(place, f"trinamo queue show {where} tab-")
     assert complete(place, f"trinamo queue purge {where} {name} fi") == ["first"]
-    assert complete(place, "trinamo queue show --nats nats://127.0.0.1:1 ta") == []
+    assert ask_completion(place, "trinamo queue show --nats nats://127.0.0.1:1 ta") == []
 
 
 def complete(place: Place, line: str) -> list[str]:
@@ -140,13 +129,13 @@ def complete(place: Place, line: str) -> list[str]:
     A completion gives the cluster 1.5 s, which a busy machine may not answer within.
     """
     for _ in range(5):
-        found = _ask_completion(place, line)
+        found = ask_completion(place, line)
         if found:
             return found
     return []
 
 
-def _ask_completion(place: Place, line: str) -> list[str]:
+def ask_completion(place: Place, line: str) -> list[str]:
     script = "import sys; sys.argv[0] = 'trinamo'; from trinamo.cli.main import main; main()"
     asking = {"_TRINAMO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
     done = subprocess.run(
@@ -164,24 +153,24 @@ def test_a_setting_is_got_set_refused_reset_and_watched(
     place: Place, etcd_server: SessionEtcd
 ) -> None:
     where = ("--etcd", etcd_server.endpoint)
-    assert run(place, "config", "get", LIMIT, *where).stdout == "0\n"
+    assert place.run("config", "get", LIMIT, *where).stdout == "0\n"
     watching = place.start("config", "watch", LIMIT, *where)
     try:
         wait_output(place, "0\n")
-        assert run(place, "config", "set", LIMIT, "64", *where).stdout == f"{LIMIT} = 64\n"
+        assert place.run("config", "set", LIMIT, "64", *where).stdout == f"{LIMIT} = 64\n"
         wait_output(place, "0\n64\n")
     finally:
         watching.kill()
         watching.wait()
-    refused = run(place, "config", "set", LIMIT, "lots", *where)
+    refused = place.run("config", "set", LIMIT, "lots", *where)
     assert refused.returncode == 1
     assert LIMIT in refused.stderr
-    refused = run(place, "config", "set", "http.requests_max", "-3", *where)
+    refused = place.run("config", "set", "http.requests_max", "-3", *where)
     assert refused.returncode == 1
     assert "http.requests_max: Expected `int` >= 1" in refused.stderr
-    assert "64 (set)" in run(place, "config", "get", *where).stdout
-    assert run(place, "config", "set", LIMIT, "--reset", *where).returncode == 0
-    told = json.loads(run(place, "config", "get", "--json", *where).stdout)
+    assert "64 (set)" in place.run("config", "get", *where).stdout
+    assert place.run("config", "set", LIMIT, "--reset", *where).returncode == 0
+    told = json.loads(place.run("config", "get", "--json", *where).stdout)
     assert told == {name: setting.default for name, setting in SETTINGS.items()}
 
 

@@ -17,7 +17,7 @@ import httpx
 import trio
 
 from tests.proxy import Proxy, open_proxy
-from tests.session.forks import Forked, fork
+from tests.session import forks
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
 
 ROLE = Path(__file__).with_name("role.py")
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 30.0
 class Member:
     """One process and what it said when it was ready."""
 
-    process: trio.Process | Forked
+    process: trio.Process | forks.Member
     facts: dict[str, Any]
     log: Path
 
@@ -128,7 +128,7 @@ async def start(
     """Start one process of `script`; `launcher` is a command that runs the one it is given."""
     arguments = [str(script), role, *(f"{k}={v}" for k, v in settings.items())]
     environ = {**os.environ, "PYTHONWARNINGS": ""}
-    process: trio.Process | Forked
+    process: trio.Process | forks.Member
     with log.open("wb") as stderr:
         if launcher:
             command = [*launcher, sys.executable, *arguments]
@@ -136,7 +136,7 @@ async def start(
                 command, stdout=subprocess.PIPE, stderr=stderr, env=environ
             )
         else:
-            process = fork(arguments, environ, stderr.fileno())
+            process = forks.fork(arguments, environ, stderr.fileno())
     assert process.stdout is not None
     line = b""
     try:

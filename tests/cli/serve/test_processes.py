@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from tests.cli.places import (
     END_TIMEOUT_S,
     START_TIMEOUT_S,
     Place,
+    Running,
     children_of,
     cluster,
     is_running,
@@ -37,7 +37,7 @@ class Frontends:
     """Three frontends on one port, beside the cluster of `trinamo up`."""
 
     place: Place
-    process: subprocess.Popen[bytes]
+    process: Running
 
     @property
     def url(self) -> str:

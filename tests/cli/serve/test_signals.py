@@ -25,7 +25,7 @@ def test_sigterm_ends_a_start_that_waits_for_etcd(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         etcd = f"127.0.0.1:{silent.getsockname()[1]}"
-        process = place.start(*role, "--etcd", etcd, "--nats", nats_server.url)
+        process = place.start(*role, "--etcd", etcd, "--nats", nats_server.url, is_forked=False)
         try:
             # It has come so far as to ask etcd, which takes the connection and says nothing.
             connection, _ = silent.accept()

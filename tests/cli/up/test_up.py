@@ -46,7 +46,8 @@ def text_of(answer: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     """A cluster of two echo workers that the tests of this file share and leave as it was."""
-    with cluster(Place(tmp_path_factory.mktemp("echo")), "--engine", "echo") as running:
+    place = Place(tmp_path_factory.mktemp("echo"))
+    with cluster(place, "--engine", "echo", is_forked=False) as running:
         yield running
 
 
@@ -247,7 +248,7 @@ def assert_nothing_is_left(place: Place, pids: list[int], url: str) -> None:
 def test_ctrl_c_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Also the memory bounds of a cluster on `exact`: frontend 120 MB, worker 100 MB."""
     place = Place(tmp_path)
-    with cluster(place, "--engine", "exact", "--workers", "2") as running:
+    with cluster(place, "--engine", "exact", "--workers", "2", is_forked=False) as running:
         assert text_of(chat(running.url, "hello", max_tokens=8))
         children, url = running.children, running.url
         for pid, line in children.items():
@@ -306,7 +307,7 @@ def test_a_kill_of_up_takes_every_process_along(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    process = place.start("up", "--port", "0", "--engine", "exact")
+    process = place.start("up", "--port", "0", "--engine", "exact", is_forked=False)
     try:
         wait_for(lambda: "and the frontend …" in place.output, 30, "the children's start")
         children = [*RunningCluster(place, process).children]
