@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
-from tests.session import hypothesis_profile
+from tests.session import cpu, hypothesis_profile, lanes
+from tests.session.cpu import pytest_addoption
 from tests.session.lanes import (
     pytest_collection_modifyitems,
-    pytest_configure,
+    pytest_ignore_collect,
     pytest_xdist_make_scheduler,
 )
 from tests.session.needs import pytest_terminal_summary
@@ -24,8 +25,10 @@ from tests.session.reports import pytest_runtest_makereport
 __all__ = [
     "etcd_server",
     "nats_server",
+    "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_ignore_collect",
     "pytest_runtest_makereport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -35,6 +38,12 @@ hypothesis_profile.load()
 for name in ("COLUMNS", "LINES"):
     # Processes that share the tests are told a width, which commands would take for a person's.
     os.environ.pop(name, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.pytest_configure(config)
+    cpu.pytest_configure(config)
 
 
 @pytest.fixture(scope="session")

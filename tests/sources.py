@@ -68,6 +68,12 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of its tree, as `ast.walk` gives them: a walk costs as much as the parse."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def sources(package: str) -> tuple[Source, ...]:
     """Every file of one package that people wrote, in the order of names."""
     base = PACKAGES[package]

@@ -31,6 +31,25 @@ def test_the_end_of_a_run_names_what_was_lacking_and_what_brings_it(tmp_path: Pa
     assert "× no Chromium (apt-get install chromium)" in done.stdout
 
 
+def test_a_skip_inside_a_test_of_trio_keeps_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(
+        "from tests.session import needs\n\n\nasync def test_a():\n    needs.GPU.lacking()\n"
+    )
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "1 skipped: no NVIDIA GPU (run on a machine with one)" in done.stdout, done.stdout
+
+
 def browser_tests() -> str:
     return str(next((ROOT / "tests").rglob("test_page_in_a_browser.py")))
 

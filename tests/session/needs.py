@@ -19,6 +19,7 @@ import attrs
 import pytest
 
 HEAD: Final = "Skipped: "
+Skipped: Final = pytest.skip.Exception
 
 
 @attrs.frozen

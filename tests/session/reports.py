@@ -15,12 +15,16 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.session.needs import Skipped
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A report crosses processes as UTF-8: a character that is none is told by its number."""
+    if call.excinfo is not None:
+        _tell_why_skipped(call.excinfo.value)
     report = yield
     report.sections = [
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
@@ -30,6 +34,13 @@ def pytest_runtest_makereport(
             item.funcargs.clear()  # what fixtures made; pytest forgets it a moment later
         _free(call.excinfo.value)
     return report
+
+
+def _tell_why_skipped(raised: BaseException) -> None:
+    """A skip inside a test of trio is raised anew, and without its reason, by pytest-trio."""
+    if isinstance(raised, Skipped) and not raised.msg:
+        every = _all_of(raised, set())
+        raised.msg = next((e.msg for e in every if isinstance(e, Skipped) and e.msg), "")
 
 
 def _free(failure: BaseException) -> None:
