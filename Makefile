@@ -1,4 +1,4 @@
-# Two commands matter: `make up` starts a cluster on this machine, `make test` runs every test.
+# Two commands matter: `make up` starts a cluster on this machine, `make test` runs the tests.
 # Both set up what they need first; nothing is installed outside .venv.
 
 SHELL := /bin/bash
@@ -30,7 +30,11 @@ VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/t
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: help up test pythons swarm soak house lint types docs bench peers mutants clean model
+# What runs as a step of its own in .ci/run; without a mark of these a test is one of `make test`.
+APART := seeds or machines or others
+MARKED = $(BIN)/python -m pytest -n $(LANES) -m $@ $(ARGS) $$(grep -rlw 'mark\.$@' tests properties --include='test_*.py')
+
+.PHONY: help up test seeds machines others pythons swarm soak house lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -40,10 +44,19 @@ up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this 
 	$(BIN)/trinamo up $(ARGS)
 
 # The tests start hundreds of processes, which would each compile our sources if nothing was kept.
-test swarm soak: export PYTHONDONTWRITEBYTECODE =
+test seeds machines others swarm soak: export PYTHONDONTWRITEBYTECODE =
 
-test: $(STAMPS)/dev model ## Install and run every test; in one process with LANES=0.
-	$(BIN)/python -m pytest -n $(LANES) $(ARGS)
+test: $(STAMPS)/dev model ## Install and run the tests; in one process with LANES=0; what they cost: ARGS=--cpu
+	$(BIN)/python -m pytest -n $(LANES) -m 'not ($(APART))' $(ARGS)
+
+seeds: $(STAMPS)/dev ## Play every scenario on a few seeds that nobody has played.
+	$(MARKED)
+
+machines: $(STAMPS)/dev model ## Test two machines as the page says, and a short soak.
+	$(MARKED)
+
+others: $(STAMPS)/dev model ## Test what programs and libraries of others do for long.
+	$(MARKED)
 
 pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the others of 3.11 to 3.13 that are installed.
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \

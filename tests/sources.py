@@ -68,9 +68,9 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of its tree, as `ast.walk` gives them: a walk costs as much as the parse."""
-    return tuple(ast.walk(tree_of(path)))
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """As `ast.walk` gives them, once for all rules: a walk costs as much as the parse."""
+    return tuple(ast.walk(tree))
 
 
 @cache
@@ -118,7 +118,7 @@ def imports(source: Source) -> tuple[Import, ...]:
 
 
 def _imports(source: Source) -> Iterator[Import]:
-    for node in ast.walk(source.tree):
+    for node in nodes_of(source.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, 0, node.lineno)

@@ -128,7 +128,13 @@ async def test_aggregated_workers_answer_as_one_engine(
     matrix["aggregated", "tcp"] = f"{len(answers)} of {len(answers)}, no block moved"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=[pytest.mark.others] if need else [])
+        for name, (need, _) in BACKENDS.items()
+    ],
+)
 @pytest.mark.parametrize("mode", MODES)
 async def test_disaggregated_workers_answer_as_one_engine(
     tmp_path: Path, mode: str, backend: str, matrix: dict[tuple[str, str], str]
@@ -209,6 +215,7 @@ async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_tim
     assert remote + local == len(texts)
 
 
+@pytest.mark.others
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_time(
     tmp_path: Path, mode: str

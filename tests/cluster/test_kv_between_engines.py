@@ -99,7 +99,13 @@ async def metric(cluster: Cluster, member: Member, name: str, **labels: str) -> 
     return await cluster.metric(str(member.facts["status_url"]), name, **labels)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=[pytest.mark.others] if need else [])
+        for name, (need, _) in BACKENDS.items()
+    ],
+)
 async def test_blocks_in_a_buffer_a_layer_move_by_every_backend(
     tmp_path: Path, backend: str
 ) -> None:
@@ -131,6 +137,7 @@ async def test_blocks_in_a_buffer_a_layer_move_by_every_backend(
         assert (float(shown) > 0) is (name != "nixl_error_rate")
 
 
+@pytest.mark.others
 @pytest.mark.parametrize(("mode", "count"), [("decode_first", 20), ("prefill_first", 4)])
 async def test_a_language_model_answers_the_same_whichever_process_has_read_the_prompt(
     tmp_path: Path, mode: str, count: int

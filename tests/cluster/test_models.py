@@ -202,6 +202,7 @@ async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_pat
             assert (await ask(cluster, "hi", "echo", headers=headers)).status_code == status
 
 
+@pytest.mark.others
 async def test_cards_of_the_older_layout_are_understood_from_etcd3_which_reads_ours(
     tmp_path: Path,
 ) -> None:

@@ -24,7 +24,7 @@ import trio
 
 from tests.house.test_rooms import circles, rooms
 from tests.runtime.small_cluster import MODEL, open_small_cluster
-from tests.sources import PACKAGES, ROOT, Source, all_sources, sources
+from tests.sources import PACKAGES, ROOT, Source, all_sources, nodes_of, sources
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 TOKENS = 9
@@ -36,7 +36,7 @@ OURS = f"{ROOT / 'src' / 'trinamo'}/"
 
 def nodes(*kinds: type[ast.AST]) -> Iterator[Any]:
     for source in all_sources():
-        yield from (node for node in ast.walk(source.tree) if isinstance(node, kinds))
+        yield from (node for node in nodes_of(source.tree) if isinstance(node, kinds))
 
 
 def lines_of(source: Source) -> int:
@@ -52,7 +52,7 @@ def called_once() -> list[str]:
     defined: Counter[str] = Counter()
     named: Counter[str] = Counter()
     for source in (*sources("runtime"), *sources("transports")):
-        for node in ast.walk(source.tree):
+        for node in nodes_of(source.tree):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     defined[name] += is_private(name)

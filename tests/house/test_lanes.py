@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.session.lanes import ONE_BY_ONE, SPREAD, TOGETHER, costs, deal, unit_of
-from tests.sources import ROOT, nodes_of
+from tests.sources import ROOT, nodes_of, other_files, tree_of
 
+HANGS_S = 600
 OTHERS = ("trinamo.pytest_plugin", "anyio", "pytest_cov")
 SHARES = {"module", "class", "package"}
 TESTS = """
@@ -69,11 +71,23 @@ def test_tests_that_are_spread_one_by_one_share_no_fixture() -> None:
     shared = [
         f"{name}:{node.lineno}"
         for name in ONE_BY_ONE
-        for node in nodes_of(ROOT / name)
+        for node in nodes_of(tree_of(ROOT / name))
         if isinstance(node, ast.keyword) and node.arg == "scope"
         if isinstance(node.value, ast.Constant) and node.value.value in SHARES
     ]
     assert shared == []
+
+
+def test_what_make_test_leaves_out_is_a_step_of_ci() -> None:
+    makefile, ci = ((ROOT / name).read_text("utf-8") for name in ("Makefile", ".ci/run"))
+    (apart,) = re.findall(r"^APART := (.+)$", makefile, re.MULTILINE)
+    (steps,) = re.findall(r"^for step in (.+); do$", ci, re.MULTILINE)
+
+    assert steps.split() == apart.split(" or ")
+    for step in steps.split():
+        assert re.search(rf"^{step}: .+\n\t\$\(MARKED\)$", makefile, re.MULTILINE), step
+        used = rf"mark\.{step}\b"
+        assert any(re.search(used, path.read_text("utf-8")) for path in other_files()), step
 
 
 def play(folder: Path, *options: str, **words: str) -> str:
@@ -101,7 +115,7 @@ def play(folder: Path, *options: str, **words: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=HANGS_S,
     )
     return done.stdout
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.session.needs import CHROMIUM, GPU, Need, skipped_text
-from tests.sources import ROOT, listed, other_files, tree_of
+from tests.sources import ROOT, listed, nodes_of, other_files, tree_of
 
+HANGS_S = 600
 SKIPS = {"skip", "skipif", "importorskip"}
 
 
@@ -24,7 +25,7 @@ def test_the_end_of_a_run_names_what_was_lacking_and_what_brings_it(tmp_path: Pa
         env={**os.environ, "PATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -44,7 +45,7 @@ def test_a_skip_inside_a_test_of_trio_keeps_its_reason(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
     )
     assert "1 skipped: no NVIDIA GPU (run on a machine with one)" in done.stdout, done.stdout
@@ -75,7 +76,7 @@ def test_nothing_else_skips_a_test() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in other_files()
         if path.name not in {"needs.py", Path(__file__).name}
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in SKIPS
         if ast.unparse(node.value) in {"pytest", "pytest.mark"}
     ]

@@ -32,6 +32,7 @@ from tests.soak.balancing import LOOK_S
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.machines,
     pytest.mark.services,
     needs.OPENSSL.unless(shutil.which("openssl") is not None),
     needs.CHROMIUM.unless(CHROMIUM is not None),

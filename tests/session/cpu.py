@@ -1,4 +1,4 @@
-"""What the tests cost in CPU-seconds, told at the end of a run with `--cpu`.
+"""What the tests cost in CPU-seconds, told at the end of a run with `--cpu`, and how long files took.
 
 Seconds of a clock say how busy a machine was; those of a processor say what a test makes it do. A
 test's are those of its process, of the processes that it started and saw the end of, and of those
@@ -9,6 +9,7 @@ is left of a process is its start and the collection.
 from __future__ import annotations
 
 import heapq
+import json
 import resource
 from collections.abc import Generator
 from contextlib import suppress
@@ -17,9 +18,12 @@ from typing import Any, Final
 import pytest
 
 from tests.session import forks
+from tests.session.lanes import COSTS
 
 SHOWN: Final = 30
 OURS: Final = "cpu_s"
+LONG_S: Final = 2.0
+"""What is quicker is not worth a line."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             action="store_true",
             help=f"show the {SHOWN} files and tests that cost most CPU",
         )
+        parser.addoption(
+            "--costs",
+            action="store_true",
+            help="write down how long each file took, for the next deal",
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("cpu", default=False) and not config.pluginmanager.has_plugin("cpu"):
-        config.pluginmanager.register(Costs(), "cpu")
+    options = {name: config.getoption(name, default=False) for name in ("cpu", "costs")}
+    if any(options.values()) and not config.pluginmanager.has_plugin("cpu"):
+        config.pluginmanager.register(Costs(**options), "cpu")
 
 
 def used_s() -> float:
@@ -45,10 +55,12 @@ def used_s() -> float:
 
 
 class Costs:
-    def __init__(self) -> None:
+    def __init__(self, *, cpu: bool, costs: bool) -> None:
+        self._is_shown, self._is_written = cpu, costs
         self._seen_s = 0.0
         self._rest_s = 0.0
         self._tests: dict[str, float] = {}
+        self._took_s: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -68,6 +80,8 @@ class Costs:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         before_s = self._tests.get(report.nodeid, 0.0)
         self._tests[report.nodeid] = before_s + getattr(report, OURS, 0.0)
+        file = report.nodeid.partition("::")[0]
+        self._took_s[file] = self._took_s.get(file, 0.0) + report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._rest_s += used_s() - self._seen_s
@@ -80,6 +94,13 @@ class Costs:
         self._rest_s += getattr(node, "workeroutput", {}).get(OURS, 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._is_shown:
+            self._show(terminalreporter)
+        if self._is_written:
+            took_s = {file: round(s) for file, s in sorted(self._took_s.items()) if s >= LONG_S}
+            COSTS.write_text(json.dumps(took_s, indent=2) + "\n", "utf-8")
+
+    def _show(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
         files: dict[str, float] = {}
         for nodeid, cost_s in self._tests.items():

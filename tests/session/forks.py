@@ -40,6 +40,7 @@ MESSAGE_BYTES_MAX: Final = 1 << 20
 DESCRIPTORS_MAX: Final = 8
 NAME_BYTES_MAX: Final = 2000
 """Room that a forked process writes its own command line to, where the kernel looks for it."""
+PR_SET_PDEATHSIG: Final = 1
 ARGUMENTS_PLACE: Final = 45
 """Of `arg_start`, among the words of `/proc/self/stat` behind the name; `arg_end` follows."""
 
@@ -214,6 +215,9 @@ def serve(asking: socket.socket, *, is_adopted: bool = False) -> list[str]:
             continue
         pid = _fork_for_adoption() if is_adopted else os.fork()
         if not pid:
+            if not is_adopted:
+                # If the tests are killed, so that this one ends, nobody else would end it.
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             _become(asked, descriptors)
             asking.close()
             return list(asked["arguments"])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.sources import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.slow, pytest.mark.machines, pytest.mark.services]
 
 
 def test_a_short_soak_finds_nothing_that_must_not_happen(tmp_path: Path) -> None:
