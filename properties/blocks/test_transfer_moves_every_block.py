@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
-from prometheus_client import CollectorRegistry
 
 from trinamo.runtime.config.planes import TransferConfig
 from trinamo.runtime.errors import (
@@ -25,8 +24,9 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import open_block_leases
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
 from trinamo.transports.memory.transfer_faults import TransferFaults
@@ -110,7 +110,7 @@ def test_a_move_is_whole_or_an_error_and_no_block_is_lost_or_reused(case: Case) 
 
 async def run(case: Case) -> None:
     fabric, pool = TransferFabric(), BlockPool(BLOCKS)
-    metrics = TransferMetrics(CollectorRegistry())
+    metrics = TransferMetrics(Registry())
     here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
     there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))
     async with (

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.http.admission.rate import RateLimit
+from trinamo.runtime.http.admission.admission import RateLimit
 from trinamo.runtime.http.status import RateLimitExceededError
 
 # Powers of two, so that sums are exact and bounds need no tolerance.

@@ -16,7 +16,6 @@ from ..config.config import Config
 from ..env import Env
 from ..errors import UnavailableError
 from ..kv.names import share_names
-from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
@@ -25,7 +24,7 @@ from ..protocol.discovery.instances import EndpointName
 from ..protocol.discovery.routing import Policy
 from ..traces.ring import Traces
 from .client import Client
-from .kv.routing import KvRouting
+from .kv.routing import KvRouting, showing
 from .router import Router
 
 _Opened = tuple[Client, trio.CancelScope]
@@ -55,7 +54,6 @@ class Clients:
         *,
         metrics: Metrics,
         traces: Traces,
-        series: KvSeries,
         nursery: trio.Nursery,
     ) -> None:
         self._config = config
@@ -67,7 +65,6 @@ class Clients:
         self._data = data
         self._metrics = metrics
         self._traces = traces
-        self._series = series
         self._nursery = nursery
         self._slots: dict[str, _Slot] = {}
 
@@ -172,7 +169,7 @@ class Clients:
             call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,
             traces=self._traces,
         )
-        with self._series.showing_routing(str(endpoint), kv):
+        with showing(self._metrics, str(endpoint), kv):
             async with open_nursery() as nursery:
                 if kv is not None:
                     await nursery.start(kv.run)

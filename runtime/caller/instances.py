@@ -61,7 +61,7 @@ class Instances:
         self._endpoint, self._env, self._errors_max = endpoint, env, errors_max
         self._grace_s, self._stale_grace_s = grace_s, stale_grace_s
         self._transports = transports
-        self._silent = metrics.counter(
+        self._silent = metrics.counts(
             "silent_requests", "Requests given up as silent, by why", "endpoint", "reason"
         )
         self._kv = kv
@@ -315,7 +315,7 @@ class Instances:
                 self._grace_s,
             )
             self._env.note("router.silence", instance=record.instance.id, reason=reason)
-            self._silent.labels(str(self._endpoint), reason).inc()
+            self._silent.tally(str(self._endpoint), reason).value += 1
             request.fail(kind(f"instance {record.instance.id} {why}"))
 
     # --- requests ---

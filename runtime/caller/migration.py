@@ -22,7 +22,7 @@ import msgspec
 from ..context import Context
 from ..env import Env
 from ..errors import DisconnectedError, TrinamoError, error_from_wire
-from ..metrics.migrations import MigrationSeries
+from ..metrics.tallies import Registry
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
@@ -36,6 +36,44 @@ _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
 _CHAT_PATH: Final = "/v1/chat/completions"
 """Of requests whose bodies are passed through, the only ones that go on behind a text."""
+_GAP_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class MigrationSeries:
+    """The series of one process; without a `registry` nobody is shown them.
+
+    `kind` is `new` for an answer that the client had nothing of, `ongoing` for one that had begun.
+    """
+
+    def __init__(self, now: Callable[[], float], registry: Registry | None = None) -> None:
+        self.now = now
+        """Seconds, of the clock that durations are measured with."""
+        registry = registry or Registry()
+        self._migrations = registry.counts(
+            "migrations",
+            "Answers that lost their worker and were replayed at another, by how that went",
+            *("kind", "outcome"),
+        )
+        self._durations = registry.histograms(
+            "migration_duration_seconds",
+            "From the loss of the worker to the next token, or to the end of the request",
+            _GAP_BUCKETS_S,
+            "outcome",
+        )
+        self._refused = registry.counts(
+            "migrations_refused",
+            "Answers that lost their worker and could not be replayed, by why",
+            "reason",
+        )
+
+    def ended(self, *, is_new: bool, outcome: str, since: float) -> None:
+        """A migration that began at `since` has ended: `migrated`, `failed` or `cancelled`."""
+        self._migrations.tally("new" if is_new else "ongoing", outcome).value += 1
+        self._durations.tally(outcome).observe(self.now() - since)
+
+    def refused(self, reason: str) -> None:
+        """An answer ends with its worker, for `reason`: the name of a `Verdict`."""
+        self._refused.tally(reason).value += 1
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -114,8 +114,10 @@ class Router:
         self._follows_load = trio.Event()
         self._monitor = Monitor(self._known, self._planes, env)
         self._discovery = Retries(_log, f"the instances of {endpoint} are not followed")
-        self._waiting = metrics.gauge(
-            "router_waiting", "Requests that wait for an instance, as nobody is there"
+        self._waiting = metrics.count(
+            "router_waiting",
+            "Requests that wait for an instance, as nobody is there",
+            may_fall=True,
         )
         self.seeking_count = self._waiting_bytes = 0
         self.kv = kv
@@ -174,7 +176,7 @@ class Router:
             return decode_instance(entry.key, entry.value)
         except RemoteProtocolError as error:
             _log.warning("discovery entry refused: %s", error.message)
-            self._refused.labels("instance").inc()
+            self._refused.tally("instance").value += 1
             return None
 
     # --- what is known ---
@@ -375,7 +377,7 @@ class Router:
         """
         self._waiting_bytes += payload_bytes
         self.seeking_count += 1
-        self._waiting.inc()
+        self._waiting.value += 1
         try:
             if self.seeking_count > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX:
                 raise OverloadedError(
@@ -385,7 +387,7 @@ class Router:
                 )
             yield
         finally:
-            self._waiting.dec()
+            self._waiting.value -= 1
             self.seeking_count -= 1
             self._waiting_bytes -= payload_bytes
 

@@ -41,7 +41,6 @@ from ..errors import (
     TrinamoError,
 )
 from ..kv.transfer.engine import EngineTransfers
-from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome, PrefillRecord
 from ..nurseries import first_of, open_nursery
 from ..planes import LeasedJob, QueueLimits
 from ..protocol.disaggregation.decision import PrefillReason
@@ -60,6 +59,7 @@ from ..traces.ring import Traces
 from ..traces.trace import Leg
 from .flow import Filled, check_token, first_item, wait_end
 from .lending import Lending
+from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
 
 MODE: Final = "decode_first"
 QUEUE_LIMITS: Final = QueueLimits(

@@ -20,11 +20,11 @@ from ..context import Context
 from ..engines.generation import ForwardsDeltas
 from ..engines.handoff import HandsOver, Prompt
 from ..env import Env
-from ..metrics.disaggregation import DecodeMetrics
 from ..protocol.disaggregation.decision import PrefillReason, Situation, decide
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .flow import Filled, Flow
+from .metrics import DecodeMetrics
 
 _log = logging.getLogger("trinamo.disaggregation")
 _SEED_BITS: Final = 64

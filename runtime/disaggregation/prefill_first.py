@@ -40,13 +40,13 @@ from ..errors import (
     UnavailableError,
 )
 from ..kv.transfer.engine import EngineTransfers
-from ..metrics.disaggregation import PrefillMetrics, PrefillOutcome
 from ..nurseries import first_of, open_nursery
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
 from .flow import Filled, check_token
 from .lending import Lending
+from .metrics import PrefillMetrics, PrefillOutcome
 
 MODE: Final = "prefill_first"
 _READ: Final = b"read"

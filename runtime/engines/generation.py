@@ -8,13 +8,14 @@ owns every task and buffer it needs. What happens inside is not this module's bu
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import attrs
 
 from ..context import Context
 from ..kv.pool import block_count_for
+from ..metrics.tallies import Registry, Row
 from ..protocol.kv.events import KvEvent
 from ..protocol.kv.names import BlockNames
 from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
@@ -112,6 +113,49 @@ def read_statistics(engine: GenerationEngine) -> EngineStatistics:
     except Exception:  # noqa: BLE001 -- whatever it is, others are shown all the same
         _log.exception("the statistics of engine %s cannot be read", engine.info.engine)
         return EngineStatistics()
+
+
+def show_engine(metrics: Registry, endpoint: str, engine: GenerationEngine) -> None:
+    """Show the blocks of the engine that serves `endpoint`, if any, its sequences and its tokens."""
+    for name, text in (("kv_blocks", "KV blocks of the engine"), ("sequences", "Sequences held")):
+        metrics.readings("engine_", ("endpoint", "state"), _state_rows, gauges={name: text}).shown[
+            endpoint
+        ] = engine
+    metrics.readings(
+        "engine_",
+        ("endpoint",),
+        _engine_rows,
+        gauges={
+            "paused_sequences": "Of the sequences those whose consumers are too slow",
+            "waiting_tokens": "Known tokens still to be computed before their sequences decode",
+        },
+        counters={
+            "prompt_tokens": "Tokens computed in prefill",
+            "completion_tokens": "Tokens generated",
+            "prefix_hit_tokens": "Prompt tokens not computed, because blocks held them",
+            "steps": "Steps of the model",
+            "preemptions": "Sequences that gave their blocks to others, to come back later",
+            "cancellations": "Requests that were stopped, killed or abandoned",
+            "failures": "Requests that an error of the engine ended",
+        },
+    ).shown[endpoint] = engine
+
+
+def _state_rows(shown: Mapping[str, GenerationEngine]) -> Iterator[Row]:
+    for endpoint, engine in shown.items():
+        told = read_statistics(engine)
+        if engine.info.block_count:
+            yield (endpoint, "used"), {"kv_blocks": told.blocks_used}
+            yield (endpoint, "free"), {"kv_blocks": told.blocks_free}
+        yield (endpoint, "running"), {"sequences": told.running}
+        yield (endpoint, "waiting"), {"sequences": told.waiting}
+
+
+def _engine_rows(shown: Mapping[str, GenerationEngine]) -> Iterator[Row]:
+    for endpoint, engine in shown.items():
+        told = read_statistics(engine)
+        renamed = {"paused_sequences": told.paused, "prefix_hit_tokens": told.hit_tokens}
+        yield (endpoint,), attrs.asdict(told) | renamed
 
 
 class GenerationEngine(Protocol):

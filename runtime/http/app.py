@@ -27,8 +27,7 @@ from .chat import Inference
 from .exchanges import Handler
 from .models.models import ModelManager
 from .reading import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
-from .routes.access import OUTCOME, TellsRequests
-from .routes.guard import NeedsKey
+from .routes.access import OUTCOME, NeedsKey, TellsRequests
 from .routes.openapi import openapi_document
 from .status import MethodNotAllowedError, PathNotFoundError, answer_error
 

@@ -22,7 +22,6 @@ from ..engines.generation import Forward, forward_of
 from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
-from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
@@ -43,6 +42,7 @@ from .exchanges import (
     find_header,
     respond_error,
 )
+from .metrics import SENT_BACK, RequestRecord
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
 from .passing import PassedBody, PassedEvents
 from .reading import EndpointKind, Parsed, Read, Reader

@@ -26,6 +26,8 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 JSON_TYPE: Final = b"application/json"
+TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
+_TIMEOUT_MAX_S: Final = 86_400.0
 _ID_HEADER: Final = b"x-request-id"
 TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
 _TIMEOUT_MAX_S: Final = 86_400.0
@@ -130,6 +132,31 @@ def find_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | 
         if key == name:
             return value
     return None
+
+
+def find_deadline(headers: Headers, answer_timeout_s: float | None) -> float:
+    """When a request that arrives now must be over, on trio's clock; infinite if nobody says.
+
+    The client's `X-Trinamo-Timeout`, in seconds, can only shorten `answer_timeout_s`
+    (`http.answer_timeout_s`). Raises `RequestError` if it is no time of at most a day.
+    """
+    given = find_header(headers, TIMEOUT_HEADER)
+    if given is None and answer_timeout_s is None:
+        return math.inf
+    timeout_s = answer_timeout_s or math.inf
+    if given is not None:
+        try:
+            wanted_s = float(given)
+        except ValueError:
+            wanted_s = math.nan
+        # Written so that a NaN is refused too.
+        if not 0 < wanted_s <= _TIMEOUT_MAX_S:
+            raise RequestError(
+                f"X-Trinamo-Timeout is {given[:40].decode('latin-1')!r}; it must be a number of"
+                f" seconds above 0 and at most {_TIMEOUT_MAX_S:.0f}"
+            )
+        timeout_s = min(wanted_s, timeout_s)
+    return trio.current_time() + timeout_s
 
 
 def check_json(headers: Headers) -> None:

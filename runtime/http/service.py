@@ -17,19 +17,18 @@ from ..context import Reason
 from ..env import Env
 from ..errors import LocalProtocolError
 from ..events.busy import BusyLimits
-from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from ..view.overview import FrontendView, Overview, for_clients
 from ..view.scraping import ScrapeTargets
-from .admission.admission import Admission
+from .admission.admission import Admission, RateLimit
 from .admission.cors import Cors
 from .admission.keys import ApiKeys
-from .admission.rate import RateLimit
 from .app import build_app, build_handlers, exchange_routes, status_of
 from .bodies import Bodies
 from .exchanges import Handler
+from .metrics import FrontendMetrics
 from .models.models import ModelManager
 from .transport import HttpServer, HttpTransport
 

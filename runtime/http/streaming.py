@@ -25,7 +25,6 @@ from ..errors import (
     OverloadedError,
     RemoteProtocolError,
 )
-from ..metrics.frontend import SENT_BACK, RequestRecord
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
@@ -34,6 +33,7 @@ from ..protocol.openai.sse import DONE
 from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
+from .metrics import SENT_BACK, RequestRecord
 from .status import ErrorAnswer
 
 _OVERSHOOT_TOKENS: Final = 4096

@@ -17,6 +17,7 @@ import trio
 
 from ..events.source import EventSource
 from ..events.subjects import topic_of
+from ..metrics.tallies import Registry
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
@@ -128,3 +129,23 @@ class KvEventSource:
             snapshots=self._source.snapshot_count,
             malformed=self._source.malformed,
         )
+
+
+def show_source(metrics: Registry, endpoint: str, source: KvEventSource) -> None:
+    """Show what is told about the blocks of the engine that serves `endpoint`."""
+    metrics.readings(
+        "kv_events_",
+        ("endpoint",),
+        lambda shown: [((name,), attrs.asdict(each.statistics())) for name, each in shown.items()],
+        gauges={
+            "blocks": "Full blocks that were told as held",
+            "waiting_blocks": "Blocks in events that wait to be sent",
+        },
+        counters={
+            "told": "Events that the engine told",
+            "messages": "Messages that the events went out in",
+            "dropped": "Messages not sent: a gap to every follower",
+            "snapshots": "Snapshots, or parts of one, that were sent",
+            "malformed": "Requests for a snapshot that were none",
+        },
+    ).shown[endpoint] = source

@@ -1,19 +1,16 @@
 """What every process counts, and where its parts declare what they count.
 
-Each object owns its registry, so that runtimes in one process share no numbers. What is counted for
-every request is tallied (`tallies.py`); a frontend's is in `frontend.py`, a worker's in `worker.py`.
+Each object is a registry of its own, so that runtimes in one process share no numbers. The series of
+a part stand with it: a frontend's in `http/metrics.py`, a worker's in `worker/metrics.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, cast
-
-from prometheus_client import Counter, Gauge
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from ..env import Env
-from .tallies import Counts, Histograms, Registry
+from .tallies import Counts, Registry, Row
 
 LiveCounts = Callable[[], tuple[int, int, int]]
 """How many instances are live, how many of them inhibited, and how many stale."""
@@ -25,57 +22,27 @@ CANCELLED: Final = "cancelled"
 
 _RENDER_INTERVAL_S: Final = 1.0
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-C = TypeVar("C", bound=Collector)
+_LIVE_SETS: Final = {
+    "live_instances": "Instances in the live set",
+    "inhibited_instances": "Live instances that the router avoids for now",
+    "stale_instances": "Live instances that discovery has deleted",
+}
 
 
-class Metrics:
-    """A registry, its exposition, and the live sets.
-
-    All else is declared by the part of the process that counts it, with `counter`, `gauge`, `counts`
-    or `histograms`. Names get the prefix `trinamo_`. What is declared already is the same once more:
-    a process may have several of a part.
-    """
+class Metrics(Registry):
+    """A registry, its exposition, and the live sets; all else its parts declare."""
 
     def __init__(self, env: Env) -> None:
+        super().__init__()
         self.clock = env.clock
-        self.registry = Registry()
         self._rendered = b""
         self._rendered_at: float | None = None
-        self._declared: dict[str, Collector] = {}
-        self._live_sets: dict[str, LiveCounts] = {}
-        self._of_live_sets = tuple(
-            self.gauge(f"{name}_instances", text, "endpoint")
-            for name, text in (
-                ("live", "Instances in the live set"),
-                ("inhibited", "Live instances that the router avoids for now"),
-                ("stale", "Live instances that discovery has deleted"),
-            )
-        )
+        self._live_sets = self.readings("", ("endpoint",), _live_rows, gauges=_LIVE_SETS).shown
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """A number that rises and falls."""
-        return self._declare(name, lambda full: Gauge(full, text, labels, registry=None))
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """A number that rises; in the exposition its name ends with `_total`."""
-        return self._declare(name, lambda full: Counter(full, text, labels, registry=None))
-
-    def counts(self, name: str, text: str, *labels: str, may_fall: bool = False) -> Counts:
-        """Numbers that change with each request or token."""
-        return self._declare(name, lambda full: Counts(full, text, labels, may_fall=may_fall))
-
-    def histograms(
-        self, name: str, text: str, bounds_s: Sequence[float], *labels: str
-    ) -> Histograms:
-        """Histograms of seconds."""
-        return self._declare(name, lambda full: Histograms(full, text, bounds_s, labels))
-
-    def _declare(self, name: str, make: Callable[[str], C]) -> C:
-        found = self._declared.get(name)
-        if found is None:
-            found = self._declared[name] = make(f"trinamo_{name}")
-            self.registry.register(found)
-        return cast("C", found)
+    @property
+    def registry(self) -> Registry:
+        """Itself, as a registry of prometheus-client: others may register their collectors there."""
+        return self
 
     def now(self) -> float:
         """The clock the records measure with."""
@@ -84,35 +51,32 @@ class Metrics:
     def live_set(self, endpoint: str, counts: LiveCounts) -> None:
         """Ask `counts`, whenever `/metrics` is read, for the instances of `endpoint`."""
         self._live_sets[endpoint] = counts
-        for place, gauge in enumerate(self._of_live_sets):
-            gauge.labels(endpoint).set_function(_item(counts, place))
 
     def endpoint_gone(self, endpoint: str, counts: LiveCounts) -> None:
         """Nobody asks `counts` any more: the series end, unless they are another's by now."""
         if self._live_sets.get(endpoint) == counts:
             del self._live_sets[endpoint]
-            for gauge in self._of_live_sets:
-                gauge.remove_by_labels({"endpoint": endpoint})
 
     def render(self) -> bytes:
         """The exposition in Prometheus' text format, at most a second old."""
         now = self.clock.now()
         if self._rendered_at is None or now - self._rendered_at >= _RENDER_INTERVAL_S:
             self._rendered_at = now
-            self._rendered = self.registry.page()
+            self._rendered = self.page()
         return self._rendered
 
     def value(self, name: str, **labels: str) -> float:
         """The sample `trinamo_<name>` with exactly these labels, as of now; 0 if there is none."""
-        return self.registry.get_sample_value(f"trinamo_{name}", labels) or 0.0
+        return self.get_sample_value(f"trinamo_{name}", labels) or 0.0
 
 
-def _item(counts: LiveCounts, place: int) -> Callable[[], float]:
-    return lambda: counts()[place]
+def _live_rows(shown: Mapping[str, LiveCounts]) -> Iterator[Row]:
+    for endpoint, counts in shown.items():
+        yield (endpoint,), dict(zip(_LIVE_SETS, counts(), strict=True))
 
 
-def entries_refused(metrics: Metrics) -> Counter:
+def entries_refused(metrics: Metrics) -> Counts:
     """What was found in discovery and does not decode, or contradicts its key, by kind of entry."""
-    return metrics.counter(
+    return metrics.counts(
         "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
     )

@@ -1,32 +1,31 @@
-"""What is counted for each request and each token, in plain numbers.
+"""What is counted, in plain numbers, and the page that shows it.
 
 prometheus-client takes a lock per number, looks up labels, and walks a histogram's buckets: that is
 as dear as everything else that is done for a token, and a page of a hundred models takes it a tenth of
-a second. So what is counted often is tallied here, who asks pays for the form, and the form of each
-line is kept. For one thread, as all of the runtime. Everything else is in `metrics.py`.
+a second. So every number of ours is tallied here, who asks pays for the form, and the form of each
+line is kept. For one thread, as all of the runtime. `/metrics` of a whole process is in `metrics.py`.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+_PREFIX: Final = "trinamo_"
 _LARGE: Final = 1e6
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_NOTHING: Final[Mapping[str, str]] = {}
+Row = tuple[tuple[str, ...], Mapping[str, float]]
+"""The values of the labels, and numbers by the names of their series."""
 
 
 @attrs.define(eq=False)
@@ -67,11 +66,6 @@ class Histogram:
         """How often it took at most so long, by each bucket's name."""
         return list(zip(_bucket_names(self._bounds_s), accumulate(self._counts), strict=True))
 
-    @property
-    def sum_s(self) -> float:
-        """All of it."""
-        return self._sum_s
-
 
 def _bucket_names(bounds_s: Sequence[float]) -> list[str]:
     return [_text(bound) for bound in (*bounds_s, math.inf)]
@@ -82,39 +76,62 @@ def _text(number: float) -> str:
     return repr(float(number)) if number < _LARGE else str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
+def _head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _start(name: str, labels: Iterable[str], values: Iterable[str], more: str = "") -> str:
+    """The line of one number, up to the number; `more` is a label of its own."""
+    own = [
+        f'{label}="{value.translate(_ESCAPES)}"'
+        for label, value in zip(labels, values, strict=True)
+    ]
+    inside = ",".join(sorted([*own, more] if more else own))
+    return f"{name}{{{inside}}} " if inside else f"{name} "
+
+
+class Shown(Protocol):
+    """Some series of a page."""
+
+    def lines(self) -> Iterator[str]:
+        """In Prometheus' text format, as of now."""
+        ...
+
+
 T = TypeVar("T", bound="Count | Histogram")
 
 
-class _Family(Collector, Generic[T]):
-    """The tallies of one name, by the values of its labels; register it like any other metric."""
-
-    kind: str
+class _Family(Generic[T]):
+    """The tallies of one name, by the values of its labels."""
 
     def __init__(
         self,
-        name: str,
-        text: str,
+        head: str,
         labels: Sequence[str],
         make: Callable[[], T],
-        suffixes: list[str],
+        series: Sequence[tuple[str, str]],
     ) -> None:
-        self._name, self._text, self._labels = name, text, tuple(labels)
-        self._make = make
-        self._suffixes = suffixes
-        """Of the lines of one tally; one that ends with a comma has room for more labels."""
+        self._head, self._labels, self._make = head, tuple(labels), make
+        self._series = series
+        """Of the lines of one tally: the name, and a label of the line's own."""
         self._tallies: dict[tuple[str, ...], tuple[T, list[str]]] = {}
 
     def tally(self, *values: str) -> T:
         """The one tally of these values of the labels."""
         found = self._tallies.get(values)
         if found is None:
-            found = self._tallies[values] = (self._make(), self._starts(values))
+            starts = [_start(name, self._labels, values, more) for name, more in self._series]
+            found = self._tallies[values] = (self._make(), starts)
         return found[0]
 
     def items(self) -> Iterator[tuple[tuple[str, ...], T]]:
         """The values of the labels of each tally, and the tally."""
         for values, (tally, _) in self._tallies.items():
             yield values, tally
+
+    def drop(self, *values: str) -> None:
+        """Forget the tally of these values of the labels, if there is one."""
+        self._tallies.pop(values, None)
 
     def remove(self, label: str, value: str) -> None:
         """Forget the tallies with this value of a label; whoever holds one counts for nobody."""
@@ -123,91 +140,156 @@ class _Family(Collector, Generic[T]):
             values: found for values, found in self._tallies.items() if values[place] != value
         }
 
-    def _starts(self, values: tuple[str, ...]) -> list[str]:
-        own = [
-            f'{label}="{value.translate(_ESCAPES)}"'
-            for label, value in zip(self._labels, values, strict=True)
-        ]
-        starts = []
-        for suffix in self._suffixes:
-            name, _, more = suffix.partition(" ")
-            inside = ",".join(sorted([*own, more] if more else own))
-            starts.append(f"{self._name}{name}{{{inside}}} " if inside else f"{self._name}{name} ")
-        return starts
-
     def lines(self) -> Iterator[str]:
-        """As in Prometheus' text format."""
-        yield f"# HELP {self._name}{self._suffix} {self._text}\n"
-        yield f"# TYPE {self._name}{self._suffix} {self.kind}\n"
+        """See `Shown`."""
+        yield self._head
         for tally, starts in self._tallies.values():
             for start, number in zip(starts, tally.numbers(), strict=True):
                 yield f"{start}{_text(number)}\n"
 
-    @property
-    def _suffix(self) -> str:
-        return ""
-
 
 class Counts(_Family[Count]):
-    """Numbers: a counter, or a gauge if they may also fall."""
+    """Numbers: a counter, whose name gets `_total`, or a gauge if they `may_fall`."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str] = (), *, may_fall: bool = False
     ) -> None:
-        self.kind = "gauge" if may_fall else "counter"
-        super().__init__(name, text, labels, Count, [self._suffix])
-
-    @property
-    def _suffix(self) -> str:
-        return "_total" if self.kind == "counter" else ""
-
-    def collect(self) -> Iterator[Metric]:
-        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        found = make(self._name, self._text, labels=self._labels)
-        for values, (tally, _) in self._tallies.items():
-            found.add_metric(values, tally.value)
-        yield found
+        full = name if may_fall else f"{name}_total"
+        head = _head(full, "gauge" if may_fall else "counter", text)
+        super().__init__(head, labels, Count, [(full, "")])
 
 
 class Histograms(_Family[Histogram]):
     """Histograms of seconds."""
 
-    kind = "histogram"
-
     def __init__(
         self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()
     ) -> None:
-        suffixes = [f'_bucket le="{each}"' for each in _bucket_names(bounds_s)]
-        suffixes += ["_count", "_sum"]
-        super().__init__(name, text, labels, lambda: Histogram(bounds_s), suffixes)
+        series = [(f"{name}_bucket", f'le="{each}"') for each in _bucket_names(bounds_s)]
+        series += [(f"{name}_count", ""), (f"{name}_sum", "")]
+        make = lambda: Histogram(bounds_s)  # noqa: E731
+        super().__init__(_head(name, "histogram", text), labels, make, series)
 
-    def collect(self) -> Iterator[Metric]:
-        found = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, (tally, _) in self._tallies.items():
-            found.add_metric(values, tally.buckets(), tally.sum_s)
-        yield found
+
+class Readings:
+    """Numbers that others keep, read when the page is asked for: some series of the same labels.
+
+    `gauges` and `counters` have the series' names, behind `prefix`, and texts. `rows` is given
+    `shown`, whatever is to be read by a name of the caller's choice, and yields the numbers.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        labels: Sequence[str],
+        rows: Callable[[dict[str, Any]], Iterable[Row]],
+        *,
+        gauges: Mapping[str, str] = _NOTHING,
+        counters: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        self._labels, self._rows = labels, rows
+        gauge, counter = "gauge", "counter"
+        self._series = [(name, prefix + name, gauge, text) for name, text in gauges.items()]
+        self._series += [
+            (name, f"{prefix}{name}_total", counter, text) for name, text in counters.items()
+        ]
+        self.shown: dict[str, Any] = {}
+
+    def lines(self) -> Iterator[str]:
+        """See `Shown`."""
+        rows = list(self._rows(self.shown))
+        for name, full, kind, text in self._series:
+            yield _head(full, kind, text)
+            for values, numbers in rows:
+                if name in numbers:
+                    yield f"{_start(full, self._labels, values)}{_text(numbers[name])}\n"
+
+
+S = TypeVar("S", bound=Shown)
 
 
 class Registry(CollectorRegistry):
-    """A registry whose page is quick where it has tallies."""
+    """Where the parts of a process declare what they count, and the page of all of it.
+
+    Names get the prefix `trinamo_`. What is declared already is the same once more: a process may
+    have several of a part. Collectors of others, made for prometheus-client, are registered as with
+    its own registry.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_describe=False)
-        self._families: list[_Family[Count] | _Family[Histogram]] = []
+        self._shown: dict[str, Shown] = {}
         self._others: list[Collector] = []
+
+    def counts(self, name: str, text: str, *labels: str, may_fall: bool = False) -> Counts:
+        """Numbers by the values of labels: they rise, and with `may_fall` they fall as well."""
+        return self._declared(name, lambda full: Counts(full, text, labels, may_fall=may_fall))
+
+    def count(self, name: str, text: str, *, may_fall: bool = False) -> Count:
+        """One number, without labels."""
+        return self.counts(name, text, may_fall=may_fall).tally()
+
+    def histograms(
+        self, name: str, text: str, bounds_s: Sequence[float], *labels: str
+    ) -> Histograms:
+        """Histograms of seconds."""
+        return self._declared(name, lambda full: Histograms(full, text, bounds_s, labels))
+
+    def readings(
+        self,
+        prefix: str,
+        labels: Sequence[str],
+        rows: Callable[[dict[str, Any]], Iterable[Row]],
+        *,
+        gauges: Mapping[str, str] = _NOTHING,
+        counters: Mapping[str, str] = _NOTHING,
+    ) -> Readings:
+        """Numbers that are read when they are asked for: see `Readings`."""
+        name = prefix + next(iter((*gauges, *counters)))
+        return self._declared(
+            name,
+            lambda _: Readings(_PREFIX + prefix, labels, rows, gauges=gauges, counters=counters),
+        )
+
+    def _declared(self, name: str, make: Callable[[str], S]) -> S:
+        found: Any = self._shown.get(name)
+        if found is None:
+            found = self._shown[name] = make(_PREFIX + name)
+        declared: S = found
+        return declared
+
+    def show(self, name: str, shown: Shown) -> None:
+        """Have series of another form on the page; once a name."""
+        self._shown[name] = shown
 
     def register(self, collector: Collector) -> None:
         """Show what `collector` collects."""
         super().register(collector)
-        if isinstance(collector, _Family):
-            self._families.append(collector)
-        else:
-            self._others.append(collector)
+        self._others.append(collector)
 
     def page(self) -> bytes:
         """All of it in Prometheus' text format, as of now."""
-        lines = "".join(line for family in self._families for line in family.lines())
-        return generate_latest(_Samples(self._others)) + lines.encode()
+        return generate_latest(_Samples(self._others)) + "".join(self._lines()).encode()
+
+    def _lines(self) -> Iterator[str]:
+        for shown in tuple(self._shown.values()):
+            yield from shown.lines()
+
+    def samples(self) -> Iterator[tuple[str, float]]:
+        """Each number of ours with the name of its series, as of now."""
+        for line in self._lines():
+            if not line.startswith("#"):
+                name, _, number = line.rpartition(" ")
+                yield name.partition("{")[0], float(number)
+
+    def get_sample_value(self, name: str, labels: dict[str, str] | None = None) -> float | None:
+        """The sample of exactly this name and these labels, as of now; None if there is none."""
+        labels = labels or {}
+        start = _start(name, labels, labels.values())
+        for line in self._lines():
+            if line.startswith(start):
+                return float(line[len(start) :])
+        return super().get_sample_value(name, labels)
 
 
 @attrs.frozen

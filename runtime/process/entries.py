@@ -37,7 +37,9 @@ class OwnEntries:
         self._instances: dict[str, Instance] = {}
         self._cards: dict[str, None] = {}
         self._is_leaving = False
-        self._states = metrics.gauge("lease_state", "1 at the lease's state, else 0", "state")
+        self._states = metrics.counts(
+            "lease_state", "1 at the lease's state, else 0", "state", may_fall=True
+        )
         self._show(self.registrar.state)
 
     def _show(self, lease: HeldLease) -> None:
@@ -45,7 +47,7 @@ class OwnEntries:
         away = LeaseState.LOST if is_lost else LeaseState.NONE
         state = LeaseState.GRANTED if lease.lease_id else away
         for known in LeaseState:
-            self._states.labels(known.value).set(known is state)
+            self._states.tally(known.value).value = known is state
 
     async def put_instance(self, instance: Instance) -> None:
         """Make `instance` findable; cancelled or failed, it is not, unless it was before."""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 
 from ..config.config import Config
 from ..config.keys import url_of
-from ..engines import GenerationEngine
+from ..engines.generation import GenerationEngine, show_engine
 from ..env import Env
+from ..http.metrics import FrontendMetrics
 from ..http.service import HttpService
 from ..http.status_app import tasks_routes
 from ..http.transport import HttpTransport
-from ..metrics.frontend import FrontendMetrics
-from ..metrics.kv import KvSeries
 from ..nurseries import open_nursery
 from ..traces.ring import Traces
 from .frontend.dashboard import dashboard_url, open_own_dashboard
@@ -42,9 +41,8 @@ async def serve_engines(
     """
     traces = Traces(env.clock, config.traces.requests_max, role="frontend")
     service = HttpService(config.http, env, metrics, http, traces=traces)
-    series = KvSeries(metrics)
     for engine in engines:
-        series.show_engine(engine.info.model, engine)
+        show_engine(metrics, engine.info.model, engine)
         card = engine.info.card("", created=int(env.clock.wall()))
         service.model_manager().add_model(card, engine)
     async with open_nursery() as watching:

@@ -27,18 +27,18 @@ import trio
 
 from ..config.config import Config
 from ..env import Env, draw_id
+from ..http.metrics import FrontendMetrics
 from ..kv.cache import KvCache
 from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
-from ..metrics.frontend import FrontendMetrics
+from ..kv.transfer.metrics import TransferMetrics
 from ..metrics.metrics import Metrics
 from ..metrics.planes import show_planes
-from ..metrics.transfers import TransferMetrics
-from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane
 from ..planes.transports import DataPlane
 from ..traces.ring import Traces
 from ..traces.spans import Tracing
+from ..worker.metrics import WorkerMetrics
 from ..worker.worker import Worker
 from .runtime import Runtime
 from .settings.settings import REQUESTS_MAX, Settings

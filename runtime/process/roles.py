@@ -21,14 +21,14 @@ from ..config.config import Config
 from ..config.keys import url_of
 from ..engines import GenerationEngine
 from ..env import Env
+from ..http.metrics import FrontendMetrics
 from ..http.service import HttpService, check_files
-from ..metrics.frontend import FrontendMetrics
-from ..metrics.worker import WorkerMetrics
 from ..nurseries import open_nursery
 from ..view.facts import FrontendFacts, frontend_facts
 from ..view.looks import Place
 from ..view.overview import Overview, overview
 from ..view.scraping import ScrapeTargets
+from ..worker.metrics import WorkerMetrics
 from ..worker.reports import keeps_blocks
 from .frontend.dashboard import dashboard_url, open_dashboard
 from .frontend.models import follow_models

@@ -23,9 +23,7 @@ from ..errors import UnavailableError
 from ..http.transport import HttpTransport
 from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
-from ..metrics.kv import KvSeries
 from ..metrics.metrics import Metrics
-from ..metrics.queues import show_queues
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
@@ -82,16 +80,14 @@ class Runtime:
         """What may change while the cluster runs; followed from the start to the end."""
         self.live = LiveConfig(config, self.settings)
         """`config` with what the settings say in its place."""
-        self.queues = Queues(events, env, traces=self.traces)
+        self.queues = Queues(events, env, traces=self.traces, metrics=metrics)
         """The work queues this process opens: counted, and shown in `/metrics` while open."""
-        show_queues(metrics, self.queues, env.clock)
         self.data = data
         """What carries requests and responses, and where peers are told to find it."""
         self.http = http
         """What speaks HTTP, on either side."""
         self._reports: Reports | None = None
         self._drains: list[Callable[[], Awaitable[None]]] = []
-        self.kv_series = KvSeries(metrics)
         self._clients = Clients(
             config,
             env,
@@ -100,7 +96,6 @@ class Runtime:
             data,
             metrics=metrics,
             traces=self.traces,
-            series=self.kv_series,
             nursery=control_nursery,
         )
         self.live.listen(self._clients.tune)
@@ -252,7 +247,7 @@ class Runtime:
                 self.events,
                 self._event_nursery,
                 worker,
-                self.kv_series,
+                self.metrics,
             )
             self._tell_load()
         names = BlockNames()

@@ -2,14 +2,15 @@
 
 `Queues` belongs to the runtime (`Runtime.queues`). A queue opened here counts what this process does
 with it, and while it is open its depth and age are read from the broker every few seconds; both are
-what `/metrics` shows (`metrics/queues.py`). What this module does not do: work on jobs
+what `/metrics` shows: nothing is asked when it is scraped, while the broker is away the last numbers
+stay, and `…_statistics_age_seconds` says how old they are. What this module does not do: work on jobs
 (`consumer.py`), or keep them (`transports`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -17,8 +18,9 @@ import attrs
 import trio
 
 from ..context import Context
-from ..env import Env
+from ..env import Clock, Env
 from ..errors import TrinamoError, UnavailableError
+from ..metrics.tallies import Registry, Row
 from ..nurseries import open_nursery
 from ..planes import (
     NO_ORIGIN,
@@ -189,8 +191,11 @@ class Queues:
         *,
         read_interval_s: float = READ_INTERVAL_S,
         traces: Traces | None = None,
+        metrics: Registry | None = None,
     ) -> None:
         self._events = events
+        self._metrics = metrics
+        """Where the queues are shown; None: nowhere."""
         self._no_traces = Traces(env.clock, 0)
         self._traces = traces or self._no_traces
         self._env = env
@@ -280,6 +285,8 @@ class Queues:
             tally = QueueTally()
             if len(self._tallies) < SHOWN_MAX:
                 self._tallies[name] = tally
+                if self._metrics is not None:
+                    _show(self._metrics, self._env.clock, name, tally)
             else:
                 _log.warning("queue %s is not shown: %d others are", name, SHOWN_MAX)
         return tally
@@ -312,3 +319,64 @@ class Queues:
                 found = await queue.statistics()
             _log.error("queue %s was gone and is made again; its jobs are lost", queue.name)
         tally.statistics, tally.read_at = found, self._env.clock.now()
+
+
+def _show(metrics: Registry, clock: Clock, name: str, tally: QueueTally) -> None:
+    """Add a queue to the page; its name is the application's, and at most `SHOWN_MAX` are shown."""
+
+    def broker(shown: Mapping[str, QueueTally]) -> Iterator[Row]:
+        for queue, each in shown.items():
+            if (told := each.statistics) is not None:
+                age_s = clock.now() - each.read_at
+                yield (
+                    (queue,),
+                    {"oldest_age_seconds": told.oldest_age_s, "statistics_age_seconds": age_s},
+                )
+
+    metrics.readings(
+        "queue_",
+        ("queue", "state"),
+        lambda shown: [
+            ((queue, state), {"jobs": getattr(each.statistics, state)})
+            for queue, each in shown.items()
+            if each.statistics is not None
+            for state in ("ready", "leased", "dead")
+        ],
+        gauges={"jobs": "Jobs in the queue, as last read"},
+    ).shown[name] = tally
+    metrics.readings(
+        "queue_",
+        ("queue",),
+        broker,
+        gauges={
+            "oldest_age_seconds": "How long ago the oldest job neither done nor dead was put,"
+            " as last read",
+            "statistics_age_seconds": "How long ago the broker was last asked with success",
+        },
+    ).shown[name] = tally
+    metrics.readings(
+        "queue_",
+        ("queue", "operation", "result"),
+        lambda shown: [
+            ((queue, *asked), {"operations": count})
+            for queue, each in shown.items()
+            for asked, count in each.operations.items()
+        ],
+        counters={"operations": "What this process asked of the queue, by answer"},
+    ).shown[name] = tally
+    metrics.readings(
+        "queue_",
+        ("queue", "outcome"),
+        lambda shown: [
+            ((queue, outcome.value), {"outcomes": count})
+            for queue, each in shown.items()
+            for outcome, count in each.outcomes.items()
+        ],
+        counters={"outcomes": "What became of the jobs that consumers of this process took"},
+    ).shown[name] = tally
+    metrics.readings(
+        "queue_",
+        ("queue",),
+        lambda shown: [((queue,), {"working": each.working}) for queue, each in shown.items()],
+        gauges={"working": "Jobs that this process works on"},
+    ).shown[name] = tally

@@ -14,8 +14,8 @@ import attrs
 import msgspec
 
 from ..engines.generation import GenerationEngine, read_statistics
+from ..http.metrics import FrontendMetrics
 from ..kv.transfer.statistics import TransferStatistics
-from ..metrics.frontend import FrontendMetrics
 from ..metrics.metrics import SUCCESS
 from ..metrics.tallies import Histogram
 from ..queues.queues import QueueTally

@@ -29,7 +29,6 @@ from ..errors import (
     UnavailableError,
 )
 from ..kv.transfer.routes import RoutedMemory
-from ..metrics.weights import WeightsMetrics
 from ..planes import MemoryRegion, TransferPlane
 from .files import Hop, read_chunk
 from .messages import (
@@ -43,6 +42,7 @@ from .messages import (
     WeightsCard,
     region_fingerprint,
 )
+from .metrics import WeightsMetrics
 from .pace import Pace
 
 _log = logging.getLogger("trinamo.weights")

@@ -33,7 +33,6 @@ from ..errors import (
 )
 from ..kv.transfer.router import TransferRouter
 from ..kv.transfer.routes import RoutedMemory, RoutedPeer
-from ..metrics.weights import WeightsMetrics
 from ..planes import ControlPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.transfer.description import Direction
@@ -51,6 +50,7 @@ from .messages import (
     decode_weights_card,
     region_fingerprint,
 )
+from .metrics import WeightsMetrics
 
 _log = logging.getLogger("trinamo.weights")
 _PAUSE_MIN_S: Final = 0.2

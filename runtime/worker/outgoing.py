@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from ..context import Context
 from ..errors import EngineError
-from ..metrics.worker import EndpointTally
 from ..planes import ResponseSender
 from ..sinks import Sink
 from ..traces.trace import Leg
+from .metrics import EndpointTally
 
 _TAKES_WITHOUT_ROOM_MAX: Final = 64
 """What a source may still have had on its way; one that does not heed us would fill the memory."""
@@ -79,7 +79,7 @@ class OutgoingAnswer(Sink[Any]):
             self.open()
         has_room = True
         for item in items:
-            self._tally.items += 1
+            self._tally.items.value += 1
             has_room = self._send(self._encode(item))
         if not has_room:
             self._takes_without_room += 1

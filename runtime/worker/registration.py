@@ -75,10 +75,10 @@ class Registrar:
         self._on_change = on_change
         self._keys: dict[str, RegisteredKey] = {}
         metrics = metrics or Metrics(env)
-        self._fences = metrics.counter(
+        self._fences = metrics.count(
             "registrations_fenced", "Writes of our keys refused: another process holds them"
         )
-        self._restorations = metrics.counter(
+        self._restorations = metrics.count(
             "registrations_restored", "Keys of ours put back: others had removed or changed them"
         )
         self._notices = LogNotices(_log)
@@ -344,11 +344,11 @@ class Registrar:
     def _restored(self, key: RegisteredKey) -> None:
         self._notices.warn("put back, others had deleted or overwritten it", key.name)
         self._env.note("lease.restored", key=key.name)
-        self._restorations.inc()
+        self._restorations.value += 1
 
     def _fenced(self, key: RegisteredKey, error: FencedError) -> bool:
         """Count it; whether to try again, because the key was ours before."""
-        self._fences.inc()
+        self._fences.value += 1
         self._env.note("lease.fenced", key=key.name)
         if key.was_ours:
             return True

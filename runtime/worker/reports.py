@@ -13,12 +13,12 @@ from __future__ import annotations
 import trio
 
 from ..config.router import RouterConfig
-from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks
+from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks, show_engine
 from ..env import Env
 from ..events.load import LoadReport, LoadSource
 from ..events.status import StatusSource
-from ..kv.events import KvEventSource
-from ..metrics.kv import KvSeries
+from ..kv.events import KvEventSource, show_source
+from ..metrics.metrics import Metrics
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.names import BlockNames
@@ -43,14 +43,17 @@ class Reports:
         events: EventPlane,
         nursery: trio.Nursery,
         worker: Worker,
-        series: KvSeries,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._tells_load = False
         self._events = events
         self._nursery = nursery
         self._worker = worker
-        self._series = series
+        self._metrics = metrics
+        self._skipped = metrics.counts(
+            "load_reports_skipped", "Load reports that could not be read of the engine", "endpoint"
+        )
         self._is_draining = False
         self._begun: dict[str, tuple[EndpointName, GenerationEngine | None]] = {}
         self._sources: dict[str, KvEventSource] = {}
@@ -93,12 +96,12 @@ class Reports:
             return
         self._begun[str(endpoint)] = (endpoint, engine)
         if engine is not None:
-            self._series.show_engine(str(endpoint), engine)
+            show_engine(self._metrics, str(endpoint), engine)
         if self._tells_load or keeps_blocks(engine):
             self._tell_load(endpoint, engine)
         source = self._sources.get(str(endpoint))
         if source is not None:
-            self._series.show_source(str(endpoint), source)
+            show_source(self._metrics, str(endpoint), source)
             self._nursery.start_soon(source.run)
 
     def tell_load(self) -> None:
@@ -117,13 +120,18 @@ class Reports:
             state.drain()
 
     def _tell_load(self, endpoint: EndpointName, engine: GenerationEngine | None) -> None:
+        skipped = self._skipped.tally(str(endpoint))
+
+        def skip() -> None:
+            skipped.value += 1
+
         source = LoadSource(
             self._events,
             endpoint,
             instance_id=self._worker.instance_id,
             incarnation=self._incarnation,
             read=lambda: self._load(engine),
-            skipped=self._series.skipped.labels(str(endpoint)).inc,
+            skipped=skip,
         )
         self._nursery.start_soon(source.run)
         state = StatusSource(

@@ -29,13 +29,13 @@ from ..errors import (
 from ..logs.fields import name_task
 from ..logs.requests import log_request
 from ..metrics.metrics import SUCCESS
-from ..metrics.worker import WorkerMetrics, WorkerRecord
 from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
 from ..traces.ring import Traces
 from .endpoint import Endpoint, single_error
+from .metrics import WorkerMetrics, WorkerRecord
 from .outgoing import OutgoingAnswer
 
 _log = logging.getLogger("trinamo.worker")

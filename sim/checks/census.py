@@ -102,10 +102,9 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
 def _gauges(process: Process) -> Iterator[tuple[str, float]]:
     if process.metrics is None:
         return
-    for family in process.metrics.registry.collect():
-        if family.name.removeprefix("trinamo_") in GAUGES:
-            for sample in family.samples:
-                yield family.name, sample.value
+    for name, value in process.metrics.samples():
+        if name.removeprefix("trinamo_") in GAUGES:
+            yield name, value
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:

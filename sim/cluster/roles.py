@@ -17,15 +17,15 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.roles import serve_frontend, serve_worker
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
+from trinamo.runtime.worker.metrics import WorkerMetrics
 
 from ..core.env import SimEnv
 from .engines import WatchedEngine

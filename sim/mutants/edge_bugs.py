@@ -12,7 +12,7 @@ from trinamo.runtime.http.admission.queue import AdmissionQueue
 from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.metrics.metrics import SUCCESS
-from trinamo.runtime.metrics.worker import WorkerRecord
+from trinamo.runtime.worker.metrics import WorkerRecord
 
 from .planting import Patch, bug, instead_of
 

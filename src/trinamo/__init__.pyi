@@ -106,8 +106,8 @@ from .transports.servers.embedded import (
 from .runtime.env import Env as Env, RealEnv as RealEnv
 from .runtime.process.transports import Transports as Transports
 from .transports.assembly.planes import RealTransports as RealTransports
-from .runtime.metrics.frontend import FrontendMetrics as FrontendMetrics
-from .runtime.metrics.worker import WorkerMetrics as WorkerMetrics
+from .runtime.http.metrics import FrontendMetrics as FrontendMetrics
+from .runtime.worker.metrics import WorkerMetrics as WorkerMetrics
 
 # Errors: one tree, each class with what to do.
 from .runtime.errors import (

@@ -9,9 +9,9 @@ from tests.servers import SessionEtcd
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import FencedError
-from trinamo.runtime.metrics.frontend import FrontendMetrics
-from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd import open_etcd
 

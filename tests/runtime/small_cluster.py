@@ -16,10 +16,9 @@ import trio
 from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.process import show_process
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import (
     FrontendReady,
     WorkerReady,
@@ -28,6 +27,7 @@ from trinamo.runtime.process.roles import (
 )
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
+from trinamo.runtime.worker.metrics import WorkerMetrics
 
 MODEL = "small"
 """The model's name."""

@@ -16,7 +16,6 @@ from typing import Any
 import attrs
 import numpy as np
 import trio
-from prometheus_client import CollectorRegistry
 
 from tests.runtime.kv.ranges import memory_of
 from tests.transports.memory_owner import open_backend
@@ -27,7 +26,8 @@ from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.one_sided.memory import OneSidedRegion
@@ -62,7 +62,7 @@ async def open_engine(
         pool=pool,
         fingerprint=fingerprint("t", "1", "m", SHAPE, KvLayout.BLOCK_FIRST),
     )
-    control, metrics = MemoryControlPlane(), TransferMetrics(CollectorRegistry())
+    control, metrics = MemoryControlPlane(), TransferMetrics(Registry())
     async with open_transfer_plane(TransferOptions(tcp=TcpOptions(port=port))) as tcp:
         async with open_backend(backend) as plane:
             chain = TransferChain(planes=[plane], order=[plane.backend], settlement=tcp)

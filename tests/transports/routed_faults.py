@@ -10,7 +10,6 @@ from typing import Final
 
 import attrs
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from tests.transports.memory_owner import open_backend
 from tests.transports.owner_process import (
@@ -24,9 +23,10 @@ from tests.transports.owner_process import (
 )
 from tests.transports.transfer_scenes import DEADLINE_S, GONE, PATIENCE_S, Outcome, outcome
 from trinamo.runtime.config.planes import TransferConfig
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.planes import TransferPlane, TransferReport
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -94,7 +94,7 @@ class RoutedScene:
         owner = self.standing if owner is None else owner
         async with open_transfer_router(
             self.chain,
-            metrics=TransferMetrics(CollectorRegistry()),
+            metrics=TransferMetrics(Registry()),
             section=TransferConfig(
                 attempt_timeout_s=PATIENCE_S,
                 settle_timeout_s=0.5,

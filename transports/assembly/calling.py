@@ -15,8 +15,8 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.engines.generation import forward_of
 from trinamo.runtime.env import RealEnv, draw_id
 from trinamo.runtime.errors import DeadlineError, KilledError
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.frontend.models import follow_models
 from trinamo.runtime.process.opening import open_runtime

@@ -15,10 +15,9 @@ from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.engines.own.definition import EngineDefinition, defined
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.logs.setup import setup_log
-from trinamo.runtime.metrics.frontend import FrontendMetrics
-from trinamo.runtime.metrics.lag import lag_measured
-from trinamo.runtime.metrics.process import show_process
+from trinamo.runtime.metrics.process import lag_measured, show_process
 from trinamo.runtime.process.one_process import serve_engines
 from trinamo.runtime.process.roles import FrontendReady
 from trinamo.runtime.process.stopping import StopRequest

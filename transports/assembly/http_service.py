@@ -15,7 +15,7 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.http import service
-from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 
 from .http import Http
 

@@ -63,8 +63,10 @@ class Server:
     ) -> None:
         self._metrics = metrics
         self._refusals = Refusals(metrics.clock, rng, config.request_id_headers)
-        self._open = metrics.gauge("connections", "Open connections", "kind").labels("http")
-        self._taken = metrics.counter(
+        self._open = metrics.counts("connections", "Open connections", "kind", may_fall=True).tally(
+            "http"
+        )
+        self._taken = metrics.count(
             "connections_taken", "HTTP connections closed for new ones, at the bound"
         )
         self._config = config
@@ -133,7 +135,7 @@ class Server:
             return
         connection = self._driver.open(stream)
         self._connections.add(connection)
-        self._open.inc()
+        self._open.value += 1
         try:
             with contextlib.suppress(OSError):
                 configure_socket(
@@ -151,7 +153,7 @@ class Server:
         finally:
             connection.socket.close()
             self._connections.remove(connection)
-            self._open.dec()
+            self._open.value -= 1
             if self._closing.is_set() and not self._connections:
                 self._drained.set()
 
@@ -171,7 +173,7 @@ class Server:
         taken = self._connections.take()
         if taken is None:
             return False
-        self._taken.inc()
+        self._taken.value += 1
         taken.abort()
         return True
 

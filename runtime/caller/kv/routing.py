@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 import attrs
 import trio
@@ -17,6 +19,7 @@ import trio
 from ...config.router import RouterKvConfig
 from ...env import draw_id
 from ...kv.index import KvIndex
+from ...metrics.tallies import Registry, Row
 from ...nurseries import open_nursery
 from ...planes import EventPlane
 from ...protocol.discovery.instances import EndpointName, Instance
@@ -206,3 +209,86 @@ class KvRouting:
             prompt_blocks=self._prompt_blocks,
             overlap_blocks=self._overlap_blocks,
         )
+
+
+_ROUTING_GAUGES: Final = {
+    "active_requests": "Requests under way as predicted, those of other routers included",
+    "active_blocks": "Blocks in use as predicted, over all instances",
+    "waiting_prefill_tokens": "Prompt tokens that await their prefill, as predicted",
+    "routers": "Other routers that tell what they send",
+    "recent_blocks": "Blocks thought to be held, because they were sent lately",
+}
+_ROUTING_COUNTERS: Final = {
+    "requests": "Requests sent by the blocks of their prompts",
+    "hits": "Requests sent to an instance that had their first block",
+    "prompt_blocks": "Full blocks of the prompts sent",
+    "overlap_blocks": "Of these, blocks that the instance had already",
+}
+_INDEX_GAUGES: Final = {
+    "instances": "Instances that blocks are known of, or might be",
+    "lost": "Instances whose snapshot is awaited",
+    "blocks": "Blocks known, over all instances",
+}
+_INDEX_COUNTERS: Final = {
+    "events": "KV events applied",
+    "snapshots": "Snapshots taken",
+    "gaps": "Times that an event was missing",
+    "backwards": "Times that numbers went back",
+    "duplicates": "Events that came twice",
+    "outdated": "Events and snapshots of an earlier incarnation",
+    "restarts": "Incarnations that followed another one",
+    "malformed": "Messages that made no sense",
+    "unknown": "Events of instances that discovery does not know",
+    "ignored": "Events of instances beyond the bound",
+    "refused_blocks": "Blocks not kept because a bound was reached",
+    "overflowed": "Times that too many events waited for a snapshot",
+}
+
+
+@contextmanager
+def showing(metrics: Registry, endpoint: str, routing: KvRouting | None) -> Iterator[None]:
+    """Show what is known of the blocks and loads of an endpoint's instances, while inside.
+
+    The last client of the endpoint that was opened is shown.
+    """
+    if routing is None:
+        yield
+        return
+    tables = [
+        metrics.readings(
+            "kv_routing_",
+            ("endpoint",),
+            _routing_rows,
+            gauges=_ROUTING_GAUGES,
+            counters=_ROUTING_COUNTERS,
+        )
+    ]
+    if routing.index is not None:
+        tables.append(
+            metrics.readings(
+                "kv_index_",
+                ("endpoint",),
+                _index_rows,
+                gauges=_INDEX_GAUGES,
+                counters=_INDEX_COUNTERS,
+            )
+        )
+    for table in tables:
+        table.shown[endpoint] = routing
+    try:
+        yield
+    finally:
+        for table in tables:
+            if table.shown.get(endpoint) is routing:
+                del table.shown[endpoint]
+
+
+def _routing_rows(shown: Mapping[str, KvRouting]) -> Iterator[Row]:
+    for endpoint, routing in shown.items():
+        yield (endpoint,), attrs.asdict(routing.statistics())
+
+
+def _index_rows(shown: Mapping[str, KvRouting]) -> Iterator[Row]:
+    for endpoint, routing in shown.items():
+        if routing.index is not None:
+            yield (endpoint,), attrs.asdict(routing.index.statistics())

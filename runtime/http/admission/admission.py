@@ -6,21 +6,70 @@ Decided synchronously; the service (`service.py`) owns the deadlines, and `queue
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import trio
 
 from ...context import Context, Reason
+from ...env import Clock
 from ...errors import ModelNotFoundError, OverloadedError, TrinamoError, UnavailableError
 from ...events.busy import BusyLimits
 from ...metrics.metrics import Metrics
 from ..bodies import Bodies
 from ..models.models import Engine, ModelAwayError, RemoteEngine
+from ..status import RateLimitExceededError
 from .cors import Cors
 from .keys import ApiKeys
 from .queue import AdmissionQueue, Ticket, Wanted
-from .rate import RateLimit
+
+PARTIES_MAX: Final = 4096
+"""So many are remembered."""
+
+
+class RateLimit:
+    """A token bucket for each party: `burst` requests at once, and `rate_per_s` of them in the long run, of each party.
+
+    A party that comes for the first time, or after `PARTIES_MAX` others, has its whole burst.
+    """
+
+    def __init__(self, clock: Clock, rate_per_s: float, burst: int | None) -> None:
+        self._clock, self._rate_per_s = clock, rate_per_s
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """What each had left, and when; who came last is last."""
+        self.tune(rate_per_s, burst)
+
+    def tune(self, rate_per_s: float, burst: int | None) -> None:
+        """Other bounds from now on; `burst` None: what comes in a second, and one at least."""
+        now = self._clock.now()
+        for party in self._buckets:
+            self._buckets[party] = self._left(party, now), now
+        self._rate_per_s = rate_per_s
+        self._burst = max(1, math.ceil(rate_per_s)) if burst is None else burst
+
+    def _left(self, party: str, now: float) -> float:
+        left, at = self._buckets.get(party, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate_per_s)
+
+    def take(self, party: str) -> None:
+        """One more request of `party` comes; raises `RateLimitExceededError` if it is one too many."""
+        now = self._clock.now()
+        left = self._left(party, now)
+        self._buckets[party] = (left - 1 if left >= 1 else left, now)
+        self._buckets.move_to_end(party)
+        if len(self._buckets) > PARTIES_MAX:
+            self._buckets.popitem(last=False)
+        if left < 1:
+            raise RateLimitExceededError(
+                f"more than {self._rate_per_s:g} of your requests a second come here, and"
+                f" {self._burst:g} at once; ask later",
+                bound="rate_per_s",
+                value=self._rate_per_s,
+                retry_after_s=math.ceil((1 - left) / self._rate_per_s),
+            )
 
 
 class Admission:
@@ -49,8 +98,12 @@ class Admission:
         """How often requests may arrive; None: as often as they like."""
         self.queue = AdmissionQueue(self, metrics)
         """Whoever is to wait where the bounds let nobody in."""
-        waiting = metrics.gauge("requests_waiting", "Requests that wait for a place")
-        waiting.set_function(lambda: self.queue.length)
+        metrics.readings(
+            "requests_",
+            (),
+            lambda shown: [((), {"waiting": shown["queue"].length})],
+            gauges={"waiting": "Requests that wait for a place"},
+        ).shown["queue"] = self.queue
         self._refused = metrics.counts(
             "requests_refused", "Requests that the frontend itself refused, by the bound", "bound"
         )

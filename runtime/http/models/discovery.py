@@ -16,13 +16,12 @@ import attrs
 import trio
 
 from ...caller.kv.hints import make_hint
-from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy
+from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy, MigrationSeries
 from ...context import Context
 from ...engines.prompts import tokenizer_of
 from ...errors import TrinamoError
 from ...events.busy import BusyLimits
 from ...metrics.metrics import entries_refused
-from ...metrics.migrations import MigrationSeries
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
@@ -267,7 +266,7 @@ class _ModelWatch:
         manager = self._manager
         for why in change.refused:
             _log.warning("model card refused: %s", why)
-            entries_refused(manager.metrics).labels("model").inc()
+            entries_refused(manager.metrics).tally("model").value += 1
         for card in (*change.added, *change.updated):
             await self._offer(card)
         for card in change.removed:

@@ -23,11 +23,11 @@ from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError, UnavailableError
 from ...events.busy import BusyLimits
-from ...metrics.frontend import FrontendMetrics
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
 from ...view.overview import MODELS_MAX, ModelView
+from ..metrics import FrontendMetrics
 
 Engine: TypeAlias = ForwardsDeltas | Generates
 """What answers for one model: in production a routed client, in a test anything that yields.

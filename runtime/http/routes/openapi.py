@@ -28,7 +28,7 @@ from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...traces.ring import ProcessView
 from ...view.overview import FrontendView
 from ...view.scraping import TargetGroup
-from .guard import OPEN
+from .access import OPEN
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"

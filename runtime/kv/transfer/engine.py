@@ -24,7 +24,6 @@ from ...config.config import Config
 from ...config.planes import TransferConfig
 from ...env import Env
 from ...errors import ConnectError, UnavailableError
-from ...metrics.transfers import TransferMetrics
 from ...planes import ControlPlane, TransferReport
 from ...protocol.transfer.description import Direction
 from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_peer
@@ -33,6 +32,7 @@ from ..cache import KvCache
 from .grants import Grant
 from .leases import BlockLeases, open_block_leases
 from .metadata import NixlMetadata, NixlMetadataStore
+from .metrics import TransferMetrics
 from .peers import REGION, EnginePeers
 from .router import TransferRouter, open_transfer_router
 from .routes import RoutedMemory

@@ -32,7 +32,6 @@ from ...errors import (
     TransportError,
     TrinamoError,
 )
-from ...metrics.transfers import TransferMetrics
 from ...nurseries import open_nursery
 from ...planes import (
     MemoryRegion,
@@ -50,6 +49,7 @@ from ...protocol.transfer.description import (
 )
 from .attempt import Job, progressing, reached
 from .leases import BlockLeases
+from .metrics import TransferMetrics
 from .routes import Route, RoutedMemory, RoutedPeer
 from .statistics import BackendStatistics, TransferStatistics
 

@@ -17,8 +17,8 @@ from ...config.http import HttpConfig
 from ...config.keys import is_loopback
 from ...engines import GenerationEngine
 from ...env import Env
+from ...http.metrics import FrontendMetrics
 from ...http.service import HttpService
-from ...metrics.frontend import FrontendMetrics
 from ...traces.ring import Traces
 from ...view.dashboard import Dashboard
 from ...view.facts import FrontendFacts, frontend_facts

@@ -7,11 +7,10 @@ from typing import Any
 
 import trio
 
-from ...caller.migration import MigrationPolicy
+from ...caller.migration import MigrationPolicy, MigrationSeries
 from ...config.config import Config
 from ...http.models.discovery import AWAY_S, ClientSource, watch_models
 from ...http.models.models import ModelManager
-from ...metrics.migrations import MigrationSeries
 from ..runtime import Runtime
 
 

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from ...caller.direct import DirectClient
-from ...caller.kv.routing import KvRouting
+from ...caller.kv.routing import KvRouting, showing
 from ...caller.router import Router
 from ...config.config import Config
 from ...config.router import RouterConfig
@@ -227,7 +227,7 @@ class DirectUpstreams:
             self._find,
             attempts_max=section.attempts_max,
         )
-        with runtime.kv_series.showing_routing(str(endpoint), kv):
+        with showing(runtime.metrics, str(endpoint), kv):
             async with open_nursery() as nursery:
                 if kv is not None:
                     await nursery.start(kv.run)

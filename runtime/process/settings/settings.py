@@ -176,11 +176,14 @@ class Settings:
         self._values: dict[str, Any] = {}
         self._changed = trio.Event()
         self._loaded = trio.Event()
-        self._refused = metrics.counter(
+        self._refused = metrics.counts(
             "settings_refused", "Values in the control plane that were refused", "setting"
         )
-        self._in_force = metrics.gauge(
-            "setting_value", "The value in force, of settings that are numbers", "setting"
+        self._in_force = metrics.counts(
+            "setting_value",
+            "The value in force, of settings that are numbers",
+            "setting",
+            may_fall=True,
         )
         self._listeners: list[Callable[[], None]] = []
         for setting in settings.values():
@@ -282,13 +285,13 @@ class Settings:
 
     def _show(self, setting: Setting[Any]) -> None:
         value = self.get(setting)
-        self._in_force.remove_by_labels({"setting": setting.name})
+        self._in_force.drop(setting.name)
         if isinstance(value, (int, float)):
-            self._in_force.labels(setting.name).set(value)
+            self._in_force.tally(setting.name).value = value
 
     def _refuse(self, name: str, why: str) -> None:
         _log.warning("setting refused: %s", why)
-        self._refused.labels(name).inc()
+        self._refused.tally(name).value += 1
 
 
 @attrs.frozen

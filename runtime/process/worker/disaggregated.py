@@ -17,12 +17,12 @@ from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, Queu
 from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
 from ...disaggregation.flow import Flow
 from ...disaggregation.lending import Lending
+from ...disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine
 from ...engines.handoff import HandsOver
 from ...errors import ConfigError
 from ...kv.transfer.engine import EngineTransfers
-from ...metrics.disaggregation import DecodeMetrics, PrefillMetrics
 from ...planes import CountsEvents
 from ...protocol.disaggregation.messages import (
     Claim,

@@ -14,12 +14,12 @@ import trio
 from ...config.config import Config
 from ...env import Env
 from ...errors import ConfigError, TrinamoError
+from ...kv.transfer.metrics import TransferMetrics
 from ...kv.transfer.router import open_transfer_router
-from ...metrics.transfers import TransferMetrics
-from ...metrics.weights import WeightsMetrics
 from ...weights.files import manifest_of, open_partial
 from ...weights.lender import HeldFile, Lender, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
+from ...weights.metrics import WeightsMetrics
 from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
 from ..opening import open_runtime
 from ..runtime import Runtime

@@ -21,8 +21,8 @@ from trinamo.runtime.config.config import load_config
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, UnavailableError
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.view.listing import InstanceLook, ModelLook
 from trinamo.runtime.view.overview import FrontendView, InstanceView, Overview

@@ -14,8 +14,8 @@ from tests.conformance.control.etcd_members import EtcdBackend
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.worlds import in_world
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 
 pytestmark = pytest.mark.trio(run=run_on_fitting_clock)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.runtime.caller.requests import NAME, Request, SeededEnv, instance
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.protocol.discovery.instances import encode_instance
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 

@@ -21,7 +21,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.events.load import LoadReport
-from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.runtime.protocol.discovery.instances import encode_instance
 from trinamo.runtime.protocol.discovery.routing import Policy

@@ -14,7 +14,7 @@ import trio.testing
 from tests.runtime.caller.requests import NAME, Request, SeededEnv, ToldPlane, place
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.planes import RequestPlane
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.protocol.streams.request import AckStatus

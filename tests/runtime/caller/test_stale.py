@@ -14,7 +14,7 @@ from tests.runtime.caller.requests import NAME, Request, SeededEnv, ToldPlane, i
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.frontend import FrontendMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.protocol.streams.request import AckStatus
 from trinamo.transports.memory.control import MemoryControlPlane

@@ -19,12 +19,12 @@ from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
 from trinamo.runtime.engines.loop.step import StepEngine, StepItem
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.kv.memory import KvLayout
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.process.roles import serve_worker
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.runtime.worker.metrics import WorkerMetrics
 
 MODES = ("decode_first", "prefill_first")
 MODEL = EndpointName("trinamo", "backend", "generate")

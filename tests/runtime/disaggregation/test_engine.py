@@ -16,10 +16,10 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, DisaggregationLimits
 from trinamo.runtime.disaggregation.flow import Filled
 from trinamo.runtime.disaggregation.lending import Lending
+from trinamo.runtime.disaggregation.metrics import DecodeMetrics
 from trinamo.runtime.engines.handoff import Prompt
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.disaggregation import DecodeMetrics
 from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.openai.generate import FinishReason, GenerateRequest

@@ -8,8 +8,8 @@ import trio
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.status_app import Health, build_status_app
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.traces.ring import Traces
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.http.server import Server
 
 
@@ -17,7 +17,7 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
     env = RealEnv()
     metrics, traces = WorkerMetrics(env), Traces(env.clock, 10, instance="7")
     traces.begin("r-1").begin("worker", endpoint="a/b/c").finish()
-    metrics.gauge("lease_state", "The lease", "state").labels("granted").set(1)
+    metrics.counts("lease_state", "The lease", "state", may_fall=True).tally("granted").value = 1
     health = Health(is_ready=True, status="ready", facts={"instance": "7"})
     app = build_status_app(metrics, traces, lambda: health)
     server = Server(app, HttpConfig(port=0), metrics=metrics, rng=env.rng)

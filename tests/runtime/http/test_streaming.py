@@ -23,9 +23,9 @@ from trinamo.runtime.errors import EngineError, UnavailableError
 from trinamo.runtime.http.asgi import ExchangeApp
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason

@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
 from tests.sources import ROOT
-from trinamo.cli.serve.output import LogLosses
+from trinamo.cli.serve.output import show_losses
+from trinamo.runtime.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.disaggregation import DecodeMetrics, PrefillMetrics
-from trinamo.runtime.metrics.frontend import FrontendMetrics
-from trinamo.runtime.metrics.transfers import ALIASES
-from trinamo.runtime.metrics.weights import WeightsMetrics
+from trinamo.runtime.http.metrics import FrontendMetrics
+from trinamo.runtime.kv.transfer.metrics import ALIASES
+from trinamo.runtime.weights.metrics import WeightsMetrics
 from trinamo.transports.http.tls.series import CertificateSeries
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ async def test_names_that_only_some_processes_have_keep_to_them_too() -> None:
     metrics = FrontendMetrics(RealEnv())
     WeightsMetrics(metrics.registry)
     CertificateSeries(metrics)
-    metrics.registry.register(LogLosses())
+    show_losses(metrics)
     DecodeMetrics(metrics.registry, metrics.clock, "decode_first")
     PrefillMetrics(metrics.registry)
     page = metrics.render().decode()

@@ -14,16 +14,16 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.small_cluster import open_small_cluster
-from trinamo.cli.serve.output import LogLosses
+from trinamo.cli.serve.output import show_losses
+from trinamo.runtime.caller.migration import MigrationSeries
+from trinamo.runtime.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.server.tls.series import CertificateSeries
-from trinamo.runtime.metrics.disaggregation import DecodeMetrics, PrefillMetrics
-from trinamo.runtime.metrics.frontend import FrontendMetrics
-from trinamo.runtime.metrics.migrations import MigrationSeries
-from trinamo.runtime.metrics.transfers import TransferMetrics
-from trinamo.runtime.metrics.weights import WeightsMetrics
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
+from trinamo.runtime.weights.metrics import WeightsMetrics
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ async def described() -> str:
     weights.lent(1)
     weights.failed("disconnected")
     CertificateSeries(metrics)
-    metrics.registry.register(LogLosses())
+    show_losses(metrics)
     decode = DecodeMetrics(metrics.registry, metrics.clock, "decode_first")
     decode.decided(PrefillReason.LONG_PROMPT)
     prefill = PrefillMetrics(metrics.registry)

@@ -19,7 +19,6 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.admission.keys import ApiKeys
 from trinamo.runtime.http.app import build_starlette
 from trinamo.runtime.http.status_app import tasks_routes
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.tasks import (
     LOOK_INTERVAL_S,
@@ -29,6 +28,7 @@ from trinamo.runtime.process.tasks import (
     TaskTree,
     TaskView,
 )
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.openai.http_client import fetch
 
 

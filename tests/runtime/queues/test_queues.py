@@ -12,7 +12,6 @@ from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.metrics.queues import show_queues
 from trinamo.runtime.planes import LeasedJob, QueueLimits
 from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.protocol.queue.consumer import Backoff
@@ -30,9 +29,10 @@ class Process:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         env = RealEnv()
-        self.queues = Queues(MemoryEventPlane(self.broker), env, read_interval_s=INTERVAL_S)
         self.metrics = Metrics(env)
-        show_queues(self.metrics, self.queues, env.clock)
+        self.queues = Queues(
+            MemoryEventPlane(self.broker), env, read_interval_s=INTERVAL_S, metrics=self.metrics
+        )
 
     def jobs(self, state: str) -> float:
         return self.metrics.value("queue_jobs", queue="q", state=state)

@@ -9,15 +9,14 @@ from typing import Any
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import open_transfer_router
-from trinamo.runtime.metrics.transfers import TransferMetrics
-from trinamo.runtime.metrics.weights import WeightsMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.weights.files import manifest_of, open_partial
 from trinamo.runtime.weights.lender import HeldFile, Lender, register_window
 from trinamo.runtime.weights.messages import (
@@ -28,6 +27,7 @@ from trinamo.runtime.weights.messages import (
     encode_weights_card,
     weights_key,
 )
+from trinamo.runtime.weights.metrics import WeightsMetrics
 from trinamo.runtime.weights.taker import Taker, Wanted
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
@@ -70,7 +70,7 @@ class World:
     control: MemoryControlPlane = attrs.field(factory=MemoryControlPlane)
     fabric: TransferFabric = attrs.field(factory=TransferFabric)
     holders: dict[str, Holder] = attrs.field(factory=dict)
-    registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
+    registry: Registry = attrs.field(factory=Registry)
     metrics: WeightsMetrics = attrs.field(init=False)
     asked: list[str] = attrs.field(factory=list)
 
@@ -85,7 +85,7 @@ class World:
     async def add(self, path: Path, *, as_of: Path | None = None) -> Holder:
         """One more; `as_of` is the file that it says it has, if it has another by now."""
         section, env = self.config.weights, RealEnv()
-        lender = Lender(section, WeightsMetrics(CollectorRegistry()), env.rng, hop=inline)
+        lender = Lender(section, WeightsMetrics(Registry()), env.rng, hop=inline)
         manifest = await manifest_of(as_of or path, section.chunk_bytes, inline)
         lender.add(HeldFile(path, MODEL), manifest)
 
@@ -129,7 +129,7 @@ class World:
             open_memory_transfer_plane(self.fabric) as plane,
             open_transfer_router(
                 [plane],
-                metrics=TransferMetrics(CollectorRegistry()),
+                metrics=TransferMetrics(Registry()),
                 section=self.config.data_plane.transfer,
             ) as router,
         ):

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import HeldLease, Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 

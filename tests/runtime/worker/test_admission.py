@@ -21,7 +21,6 @@ from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.generation import EngineInfo, EngineStatistics
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import EngineError, OverloadedError, RequestError, UnknownModelError
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.protocol.streams.request import (
@@ -31,6 +30,7 @@ from trinamo.runtime.protocol.streams.request import (
     raise_for_nack,
 )
 from trinamo.runtime.worker.endpoint import Endpoint
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.room import check_waiting_tokens
 from trinamo.runtime.worker.worker import Worker
 

@@ -13,9 +13,9 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ControlPlaneError, EventPlaneError, UnavailableError
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelManager
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import ControlPlane, EventPlane, WatchEvent
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

@@ -13,7 +13,7 @@ import trio.testing
 from tests.runtime.worker.registering import TTL_S, Registered, SeededEnv, render, running
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, FencedError, UnavailableError
-from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 

@@ -20,11 +20,11 @@ from trinamo.runtime.config.planes import (
 )
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import BackendMissingError, ConfigError
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import open_transfer_router
-from trinamo.runtime.metrics.transfers import TransferMetrics
-from trinamo.runtime.metrics.worker import WorkerMetrics
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.assembly import transfers
 from trinamo.transports.assembly.transfers import open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions

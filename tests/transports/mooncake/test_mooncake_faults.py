@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.session import needs
 from tests.transports.owner_process import BLOCK_BYTES, connect, running_owner
@@ -20,8 +19,9 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TransferError,
 )
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -101,7 +101,7 @@ async def test_memory_that_the_engine_refuses_is_offered_by_the_next_backend() -
 
 
 def open_router(chain: list[TransferPlane]) -> AbstractAsyncContextManager[TransferRouter]:
-    return open_transfer_router(chain, metrics=TransferMetrics(CollectorRegistry()))
+    return open_transfer_router(chain, metrics=TransferMetrics(Registry()))
 
 
 # --- options ---------------------------------------------------------------------------------------

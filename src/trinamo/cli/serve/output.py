@@ -19,13 +19,11 @@ import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from trinamo.runtime.logs.setup import LogHandler
+from trinamo.runtime.metrics.metrics import Metrics
 
 BUFFER_BYTES_MAX: Final = 256 << 10
 LINE_BYTES: Final = 64
@@ -212,21 +210,22 @@ def _leave() -> None:
         output.drain(EXIT_S)
 
 
-class LogLosses(Collector):
-    """How many lines of this process's log nobody sees, by why; register it like any metric."""
+def show_losses(metrics: Metrics) -> None:
+    """Show how many lines of this process's log nobody sees, by why.
 
-    def __init__(self) -> None:
-        handlers = logging.getLogger().handlers
-        self._gates = [each.gate for each in handlers if isinstance(each, LogHandler)]
-
-    def collect(self) -> Iterator[Metric]:
-        """`flood`: held back as too many of a kind; `unread`: dropped for want of a reader."""
-        lost = CounterMetricFamily(
-            "trinamo_log_lines_lost", "Lines of the log that were not written", labels=("reason",)
-        )
-        lost.add_metric(["flood"], sum(gate.held_back for gate in self._gates))
-        lost.add_metric(["unread"], sum(each.lines_dropped for each in _outputs))
-        yield lost
+    `flood`: held back as too many of a kind; `unread`: dropped for want of a reader.
+    """
+    handlers = logging.getLogger().handlers
+    gates = [each.gate for each in handlers if isinstance(each, LogHandler)]
+    metrics.readings(
+        "log_lines_",
+        ("reason",),
+        lambda _: [
+            (("flood",), {"lost": sum(gate.held_back for gate in gates)}),
+            (("unread",), {"lost": sum(each.lines_dropped for each in _outputs)}),
+        ],
+        counters={"lost": "Lines of the log that were not written"},
+    )
 
 
 def tell_losses(handler: LogHandler) -> None:

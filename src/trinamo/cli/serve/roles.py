@@ -11,14 +11,10 @@ from typing import TypeVar
 
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.logs.setup import set_log_level
-from trinamo.runtime.metrics.frontend import FrontendMetrics
-from trinamo.runtime.metrics.lag import lag_measured
-from trinamo.runtime.metrics.process import show_process
-from trinamo.runtime.metrics.tallies import Counts
-from trinamo.runtime.metrics.weights import WeightsMetrics
-from trinamo.runtime.metrics.worker import WorkerMetrics
+from trinamo.runtime.metrics.process import lag_measured, show_process
 from trinamo.runtime.process.roles import (
     FrontendReady,
     WorkerReady,
@@ -28,12 +24,14 @@ from trinamo.runtime.process.roles import (
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.runtime.view.looks import Place
+from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.frontends_file import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
 from .memory import memory_trimmed, settle_memory
-from .output import LogLosses
+from .output import show_losses
 from .weights import held_weights, take_missing_weights
 
 _log = logging.getLogger("trinamo.cli")
@@ -49,7 +47,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
         _log.warning("%s", notice)
     env, transports = RealEnv(), RealTransports()
     metrics = WorkerMetrics(env)
-    metrics.registry.register(LogLosses())
+    show_losses(metrics)
     show_process(metrics, "worker")
     counted = WeightsMetrics(metrics.registry)
     async with (
@@ -91,7 +89,7 @@ async def run_frontend(
         _log.warning("%s", notice)
     env = RealEnv()
     metrics = FrontendMetrics(env)
-    metrics.registry.register(LogLosses())
+    show_losses(metrics)
     show_process(metrics, "frontend")
     if name:
         name_process(process=name)
@@ -130,7 +128,5 @@ def _settled(ready: Callable[[T], None], *, maps_bodies: bool) -> Callable[[T], 
 
 def _tell_name(metrics: FrontendMetrics, name: str) -> None:
     """A scrape of a shared port must say whose numbers these are."""
-    labels = ("process", "pid")
-    info = Counts("trinamo_process_info", "Whose page this is", labels, may_fall=True)
-    metrics.registry.register(info)
+    info = metrics.counts("process_info", "Whose page this is", "process", "pid", may_fall=True)
     info.tally(name, str(os.getpid())).value = 1

@@ -17,10 +17,10 @@ from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.engines import GenerationEngine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, TrinamoError
-from trinamo.runtime.metrics.weights import WeightsMetrics
 from trinamo.runtime.process.transports import Transports
 from trinamo.runtime.process.worker.weights import WorkerWeights, take_weights
 from trinamo.runtime.weights.lender import HeldFile
+from trinamo.runtime.weights.metrics import WeightsMetrics
 from trinamo.runtime.weights.taker import Progress, Wanted
 
 _log = logging.getLogger("trinamo.weights")

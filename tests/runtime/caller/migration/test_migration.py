@@ -17,6 +17,7 @@ from trinamo.runtime.caller.migration import (
     VERDICTS,
     MigratingAnswer,
     MigrationPolicy,
+    MigrationSeries,
     Progress,
     Verdict,
     may_migrate,
@@ -34,7 +35,6 @@ from trinamo.runtime.errors import (
     TrinamoError,
     UnavailableError,
 )
-from trinamo.runtime.metrics.migrations import MigrationSeries
 from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.sinks import Sink

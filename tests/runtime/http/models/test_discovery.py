@@ -14,9 +14,9 @@ import trio.testing
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
-from trinamo.runtime.metrics.frontend import FrontendMetrics
 from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer, WhyLeft, dropped
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import numpy as np
 import trio
-from prometheus_client import CollectorRegistry
 
 from tests.runtime.kv.ranges import memory_of
 from tests.runtime.one_process import OneProcess, config, open_process
@@ -18,7 +17,8 @@ from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -131,7 +131,7 @@ class Village:
                 RealEnv(),
                 self.control,
                 engine_id=engine_id,
-                metrics=TransferMetrics(CollectorRegistry()),
+                metrics=TransferMetrics(Registry()),
             ) as transfers,
         ):
             await self.control.put(transfers.store.key(engine_id), transfers.metadata())

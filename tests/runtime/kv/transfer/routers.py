@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 import trio.testing
-from prometheus_client import CollectorRegistry
 
 from trinamo.runtime.config.planes import TransferConfig
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
+from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
-from trinamo.runtime.metrics.transfers import TransferMetrics
+from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
@@ -44,7 +44,7 @@ class House:
     leases: BlockLeases
     pool: BlockPool
     metrics: TransferMetrics
-    registry: CollectorRegistry
+    registry: Registry
     here: bytearray
     there: bytearray
     local: RoutedMemory
@@ -82,7 +82,7 @@ class House:
 async def open_house() -> AsyncIterator[House]:
     fabric, pool = TransferFabric(), BlockPool(BLOCKS)
     pool.take(BLOCKS)
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = TransferMetrics(registry)
     here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
     there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))
@@ -96,7 +96,7 @@ async def open_house() -> AsyncIterator[House]:
             [fast, slow], metrics=metrics, leases=leases, section=TransferConfig()
         ) as router,
         open_transfer_router(
-            [slow_there, fast_there], metrics=TransferMetrics(CollectorRegistry())
+            [slow_there, fast_there], metrics=TransferMetrics(Registry())
         ) as other,
     ):
         local = await router.register(here, block_bytes=SIZE)

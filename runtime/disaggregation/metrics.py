@@ -2,7 +2,7 @@
 
 Each request of a decode worker is counted once in `trinamo_prefills_total`: where its prompt was
 computed, and why (`protocol/disaggregation/decision.py`). What moves the blocks counts for itself
-(`metrics/transfers.py`).
+(`kv/transfer/metrics.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import attrs
 
 from ..env import Clock
 from ..errors import TrinamoError
+from ..metrics.metrics import DURATION_BUCKETS_S
+from ..metrics.tallies import Registry
 from ..protocol.disaggregation.decision import PrefillReason
-from .metrics import DURATION_BUCKETS_S
-from .tallies import Counts, Histograms, Registry
 
 _log = logging.getLogger("trinamo.disaggregation")
 _REMOTE: Final = "remote"
@@ -30,50 +30,39 @@ class DecodeMetrics:
     """Of a decode worker."""
 
     def __init__(self, registry: Registry, clock: Clock, mode: str) -> None:
-        self._clock, self._mode = clock, mode
-        self._prefills = Counts(
-            "trinamo_prefills",
+        self.clock, self._mode = clock, mode
+        self._prefills = registry.counts(
+            "prefills",
             "Requests, by where their prompt was computed and why",
-            ("mode", "where", "reason"),
+            *("mode", "where", "reason"),
         )
-        self._duration = Histograms(
-            "trinamo_remote_prefill_duration_seconds",
+        self.duration = registry.histograms(
+            "remote_prefill_duration_seconds",
             "Decision to the last block, of prompts that a prefill worker computed",
             DURATION_BUCKETS_S,
-            ("mode",),
-        )
-        self._blocks = Counts(
-            "trinamo_remote_prefill_blocks",
-            "Blocks that came from prefill workers",
-            ("mode",),
-        )
-        self._under_way = Counts(
-            "trinamo_remote_prefills_under_way",
+            "mode",
+        ).tally(mode)
+        self.blocks = registry.counts(
+            "remote_prefill_blocks", "Blocks that came from prefill workers", "mode"
+        ).tally(mode)
+        self.in_hand = registry.counts(
+            "remote_prefills_under_way",
             "Prompts that prefill workers have, or are to have",
-            ("mode",),
+            "mode",
             may_fall=True,
-        )
-        for each in (self._prefills, self._duration, self._blocks, self._under_way):
-            registry.register(each)
+        ).tally(mode)
         self.counts: dict[PrefillReason, int] = {}
         """How often each reason decided."""
 
     @contextmanager
     def under_way(self) -> Iterator[RemotePrefill]:
         """Count one prompt that is to be computed elsewhere, until it `came` or this is left."""
-        remote = RemotePrefill(self, self._clock.now())
-        under_way = self._under_way.tally(self._mode)
-        under_way.value += 1
+        remote = RemotePrefill(self, self.clock.now())
+        self.in_hand.value += 1
         try:
             yield remote
         finally:
-            under_way.value -= not remote.has_come
-
-    def came(self, began_at: float, block_count: int) -> None:
-        """A prompt that was under way has come, in so many blocks."""
-        self._under_way.tally(self._mode).value -= 1
-        self._duration.tally(self._mode).observe(self._clock.now() - began_at)
-        self._blocks.tally(self._mode).value += block_count
+            self.in_hand.value -= not remote.has_come
 
     def decided(self, reason: PrefillReason) -> None:
         """It is settled where the prompt of a request is computed. Once a request."""
@@ -93,7 +82,10 @@ class RemotePrefill:
     def came(self, block_count: int) -> None:
         """Its blocks are here. Once."""
         self.has_come = True
-        self._metrics.came(self._began_at, block_count)
+        metrics = self._metrics
+        metrics.in_hand.value -= 1
+        metrics.duration.observe(metrics.clock.now() - self._began_at)
+        metrics.blocks.value += block_count
 
 
 class PrefillOutcome(enum.StrEnum):
@@ -125,19 +117,14 @@ class PrefillMetrics:
     """Of a prefill worker."""
 
     def __init__(self, registry: Registry) -> None:
-        self._jobs = Counts(
-            "trinamo_prefill_jobs",
+        self._jobs = registry.counts(
+            "prefill_jobs",
             "Prompts that decode workers asked for, by what became of them",
-            ("mode", "outcome"),
+            *("mode", "outcome"),
         )
-        self._working = Counts(
-            "trinamo_prefill_jobs_in_hand",
-            "Prompts being computed or handed over",
-            ("mode",),
-            may_fall=True,
+        self._working = registry.counts(
+            "prefill_jobs_in_hand", "Prompts being computed or handed over", "mode", may_fall=True
         )
-        registry.register(self._jobs)
-        registry.register(self._working)
         self.counts: dict[PrefillOutcome, int] = {}
         """How often each outcome was."""
 

@@ -8,8 +8,8 @@ from typing import Final, Self
 import attrs
 
 from ..env import Env
-from .metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
-from .tallies import Count, Histogram
+from ..metrics.metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
+from ..metrics.tallies import Count, Histogram
 
 UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
@@ -79,21 +79,13 @@ class FrontendMetrics(Metrics):
         self._disconnects = self.counts(
             "client_disconnects", "Clients that left before their answer's end", *by_model
         )
-        self._cancellations = self.counts(
+        self.cancellations = self.counts(
             "cancellations", "Requests stopped or killed", "model", "reason"
         )
 
     def request(self, model: str, endpoint: str, came_at: float | None = None) -> RequestRecord:
         """Count one request, which came now or at `came_at`; set `outcome` before leaving."""
-        return RequestRecord(
-            self, model, endpoint, self.clock.now() if came_at is None else came_at
-        )
-
-    def ended(self, record: RequestRecord) -> None:
-        """A request is over."""
-        record.series.duration.observe(self.clock.now() - record.started_at)
-        if self.has_series(record):
-            self.requests_ended.tally(record.model, record.endpoint, record.outcome).value += 1
+        return RequestRecord(self, model, endpoint, self.now() if came_at is None else came_at)
 
     def refused(self, endpoint: str, outcome: str) -> None:
         """A request ended before its model was known."""
@@ -114,11 +106,6 @@ class FrontendMetrics(Metrics):
                 disconnects=self._disconnects.tally(*key),
             )
         return series
-
-    def cancelled(self, record: RequestRecord, reason: str) -> None:
-        """A request was stopped or killed, for `reason`."""
-        if self.has_series(record):
-            self._cancellations.tally(record.model, reason).value += 1
 
     def has_series(self, record: RequestRecord) -> bool:
         """Whether the series of a request's model are still there.
@@ -146,7 +133,7 @@ class FrontendMetrics(Metrics):
             self._tokens_in,
             self.tokens_out,
             self._disconnects,
-            self._cancellations,
+            self.cancellations,
         ):
             counts.remove("model", oldest)
         for histograms in (self._duration, self.first_token, self.gaps):
@@ -199,8 +186,12 @@ class RequestRecord:
     ) -> None:
         self.series.in_flight.value -= 1
         self.series.tokens_in.value += self.prompt_tokens
-        if self.outcome != SENT_BACK:
-            self._metrics.ended(self)
+        if self.outcome == SENT_BACK:
+            return
+        metrics = self._metrics
+        self.series.duration.observe(metrics.now() - self.started_at)
+        if metrics.has_series(self):
+            metrics.requests_ended.tally(self.model, self.endpoint, self.outcome).value += 1
 
     def prompt(self, tokens: int, cached_tokens: int = 0) -> None:
         """The prompt has `tokens` tokens, of which so many were not computed, as is said now.
@@ -230,4 +221,5 @@ class RequestRecord:
 
     def cancelled(self, reason: str) -> None:
         """The request was stopped or killed, for `reason`."""
-        self._metrics.cancelled(self, reason)
+        if self._metrics.has_series(self):
+            self._metrics.cancellations.tally(self.model, reason).value += 1

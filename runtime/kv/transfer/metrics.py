@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import attrs
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from ..planes import TransferReport
+from ...metrics.tallies import Registry, Shown
+from ...planes import TransferReport
 
 _WINDOW: Final = 100
 _GBPS: Final = 8e-9
@@ -50,26 +48,23 @@ class _Recent:
         return sum(not each[2] for each in self.outcomes) / len(self.outcomes)
 
 
-class _Aliases(Collector):
-    """The same numbers once more, under their second names."""
+@attrs.frozen
+class _Alias:
+    """The same numbers once more, under their second name."""
 
-    def __init__(self, *originals: Histogram | Gauge) -> None:
-        self._originals = originals
+    original: Shown
+    name: str
+    factor: float = 1.0
 
-    def collect(self) -> Iterator[Metric]:
-        for original in self._originals:
-            for metric in original.collect():
-                yield _renamed(metric, ALIASES[metric.name])
-
-
-def _renamed(metric: Metric, name: str) -> Metric:
-    factor = _GBPS if name.endswith("_gbps") else 1.0
-    found = Metric(name, f"Another name of {metric.name}", metric.type)
-    found.samples = [
-        each._replace(name=name + each.name[len(metric.name) :], value=each.value * factor)
-        for each in metric.samples
-    ]
-    return found
+    def lines(self) -> Iterator[str]:
+        """See `Shown`."""
+        other = ALIASES[self.name]
+        lines = self.original.lines()
+        _, kind = next(lines).splitlines()
+        yield f"# HELP {other} Another name of {self.name}\n{kind.replace(self.name, other)}\n"
+        for line in lines:
+            start, _, number = line.replace(self.name, other, 1).rpartition(" ")
+            yield f"{start} {float(number) * self.factor!r}\n"
 
 
 class TransferMetrics:
@@ -79,59 +74,73 @@ class TransferMetrics:
     """
 
     def __init__(
-        self, registry: CollectorRegistry, note: Callable[..., None] = lambda *_, **__: None
+        self, registry: Registry, note: Callable[..., None] = lambda *_, **__: None
     ) -> None:
         self._note = note
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"trinamo_transfer_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry)
-
         self._registry = registry
-        self._bytes = counter(
-            "bytes", "KV bytes moved by transfers that are done", "backend", "direction"
+        counts = registry.counts
+        self._bytes = counts(
+            "transfer_bytes", "KV bytes moved by transfers that are done", "backend", "direction"
         )
-        self._attempts = counter(
-            "attempts", "Transfers that ended on a backend", "backend", "direction", "outcome"
+        self._attempts = counts(
+            "transfer_attempts",
+            "Transfers that ended on a backend",
+            "backend",
+            "direction",
+            "outcome",
         )
-        self._fallbacks = counter(
-            "fallbacks", "Transfers that went on over another backend", "from", "to"
+        self._fallbacks = counts(
+            "transfer_fallbacks", "Transfers that went on over another backend", "from", "to"
         )
-        self._in_flight = gauge("trinamo_transfers_in_flight", "Transfers under way", "backend")
-        self._usable = gauge(
-            "trinamo_transfer_backend_usable", "1 if new transfers may use it", "backend", "peer"
+        self._in_flight = counts(
+            "transfers_in_flight", "Transfers under way", "backend", may_fall=True
         )
-        self._quarantined = gauge(
-            "trinamo_quarantined_blocks", "Blocks that a transfer may touch which did not stop"
+        self._usable = counts(
+            "transfer_backend_usable",
+            "1 if new transfers may use it",
+            *("backend", "peer"),
+            may_fall=True,
         )
-        self._readmitted = Counter(
-            "trinamo_readmitted_blocks",
+        self._quarantined = registry.count(
+            "quarantined_blocks",
+            "Blocks that a transfer may touch which did not stop",
+            may_fall=True,
+        )
+        self._readmitted = registry.count(
+            "readmitted_blocks",
             "Blocks that left quarantine, since it was proven that nothing touches them",
-            registry=registry,
         )
-        self._inquiries = counter(
-            "inquiries", "Questions to peers whether they let go of blocks", "status"
+        self._inquiries = counts(
+            "transfer_inquiries", "Questions to peers whether they let go of blocks", "status"
         )
-        self._duration = Histogram(
-            "trinamo_transfer_duration_seconds",
+        self._duration = registry.histograms(
+            "transfer_duration_seconds",
             "Start to the last verified block",
-            ("backend",),
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self._bandwidth = gauge(
-            "trinamo_transfer_bandwidth_bytes_per_second",
-            "While moving, of recent transfers",
+            _LATENCY_BUCKETS_S,
             "backend",
         )
-        self._failure_ratio = gauge(
-            "trinamo_transfer_failure_ratio", "Part of recent transfers that failed", "backend"
+        self._bandwidth = counts(
+            "transfer_bandwidth_bytes_per_second",
+            "While moving, of recent transfers",
+            "backend",
+            may_fall=True,
         )
-        registry.register(_Aliases(self._duration, self._bandwidth, self._failure_ratio))
-        self._open = gauge(
-            "trinamo_transfer_backend_open", "1 if the backend works on this machine", "backend"
+        self._failure_ratio = counts(
+            "transfer_failure_ratio",
+            "Part of recent transfers that failed",
+            "backend",
+            may_fall=True,
+        )
+        for original, name in zip(
+            (self._duration, self._bandwidth, self._failure_ratio), ALIASES, strict=True
+        ):
+            factor = _GBPS if ALIASES[name].endswith("_gbps") else 1.0
+            registry.show(ALIASES[name], _Alias(original, name, factor))
+        self._open = counts(
+            "transfer_backend_open",
+            "1 if the backend works on this machine",
+            "backend",
+            may_fall=True,
         )
         self._recent: dict[str, _Recent] = {}
         self.in_flight: dict[str, int] = {}
@@ -144,20 +153,20 @@ class TransferMetrics:
 
     def opened(self, backend: str, *, is_open: bool) -> None:
         """A backend of the chain was opened, or cannot be used on this machine."""
-        self._open.labels(backend).set(is_open)
+        self._open.tally(backend).value = is_open
 
     def started(self, backend: str) -> None:
         """A transfer is under way on `backend`."""
-        self._in_flight.labels(backend).inc()
+        self._in_flight.tally(backend).value += 1
         self.in_flight[backend] = self.in_flight.get(backend, 0) + 1
 
     def done(self, report: TransferReport) -> None:
         """One that was started is done."""
         self._ended(report.backend, report.direction, "success")
-        self._bytes.labels(report.backend, report.direction).inc(report.byte_count)
+        self._bytes.tally(report.backend, report.direction).value += report.byte_count
         self.done_count[report.backend] += 1
         self.done_bytes[report.backend] += report.byte_count
-        self._duration.labels(report.backend).observe(report.duration_s)
+        self._duration.tally(report.backend).observe(report.duration_s)
         self._remember(report.backend, (report.byte_count, report.duration_s, True))
 
     def failed(self, backend: str, direction: str, outcome: str) -> None:
@@ -167,47 +176,47 @@ class TransferMetrics:
             self._remember(backend, (0, 0.0, False))
 
     def _ended(self, backend: str, direction: str, outcome: str) -> None:
-        self._in_flight.labels(backend).dec()
+        self._in_flight.tally(backend).value -= 1
         self.in_flight[backend] -= 1
-        self._attempts.labels(backend, direction, outcome).inc()
+        self._attempts.tally(backend, direction, outcome).value += 1
 
     def _remember(self, backend: str, outcome: tuple[int, float, bool]) -> None:
         recent = self._recent.setdefault(backend, _Recent())
         recent.outcomes.append(outcome)
-        self._bandwidth.labels(backend).set(recent.bytes_per_s)
-        self._failure_ratio.labels(backend).set(recent.failure_ratio)
+        self._bandwidth.tally(backend).value = recent.bytes_per_s
+        self._failure_ratio.tally(backend).value = recent.failure_ratio
 
     def fell_back(self, failed: str, to: str) -> None:
         """A transfer goes on over `to`, because `failed` could not."""
-        self._fallbacks.labels(failed, to).inc()
+        self._fallbacks.tally(failed, to).value += 1
         self.fallback_count += 1
         self._note("kv.fallback", failed=failed, backend=to)
 
     def usable(self, backend: str, peer: str, *, is_usable: bool) -> None:
         """Whether new transfers with `peer` may use `backend`."""
-        self._usable.labels(backend, peer).set(is_usable)
+        self._usable.tally(backend, peer).value = is_usable
 
     def peer_gone(self, backend: str, peer: str) -> None:
         """The peer was forgotten: its series end."""
-        self._usable.remove_by_labels({"backend": backend, "peer": peer})
+        self._usable.drop(backend, peer)
         self._note("kv.forget", backend=backend, peer=peer)
 
     def quarantined(self, count: int) -> None:
         """`count` more blocks are in quarantine."""
-        self._quarantined.inc(count)
+        self._quarantined.value += count
         self.quarantined_count += count
         self._note("kv.quarantine", blocks=count)
 
     def readmitted(self, count: int) -> None:
         """`count` blocks have left quarantine."""
-        self._quarantined.dec(count)
+        self._quarantined.value -= count
         self.quarantined_count -= count
-        self._readmitted.inc(count)
+        self._readmitted.value += count
         self._note("kv.readmit", blocks=count)
 
     def inquired(self, status: str) -> None:
         """A peer was asked what became of a ticket; what was learned is a `PeerStatus`."""
-        self._inquiries.labels(status).inc()
+        self._inquiries.tally(status).value += 1
         self._note("kv.asked", status=status)
 
     def value(self, name: str, **labels: str) -> float:

@@ -1,6 +1,6 @@
 """What a client is told for each request that is refused, whole: error bodies are an interface.
 
-`refused.json` has the answers; `python -m tests.runtime.http.test_refused_requests` writes it anew.
+`refused.json` has the answers; `python -m tests.runtime.protocol.openai.test_refused_requests` writes it anew.
 """
 
 from __future__ import annotations

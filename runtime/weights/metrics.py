@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from ..metrics.tallies import Registry
 
 
 class WeightsMetrics:
     """One per process; methods are named after events."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._bytes = Counter(
-            "trinamo_weights_bytes",
-            "Bytes of model files, lent to peers or taken from them",
-            ("direction",),
-            registry=registry,
+    def __init__(self, registry: Registry) -> None:
+        self._bytes = registry.counts(
+            "weights_bytes", "Bytes of model files, lent to peers or taken from them", "direction"
         )
-        self._failures = Counter(
-            "trinamo_weights_failures",
+        self._failures = registry.counts(
+            "weights_failures",
             "Breaks while a file was taken, each gone on elsewhere or later",
-            ("reason",),
-            registry=registry,
+            "reason",
         )
-        self._lending = Gauge(
-            "trinamo_weights_peers", "Peers that take a file from here", registry=registry
+        self._lending = registry.count(
+            "weights_peers", "Peers that take a file from here", may_fall=True
         )
-        self._duration = Gauge(
-            "trinamo_weights_fetch_seconds",
+        self._duration = registry.count(
+            "weights_fetch_seconds",
             "How long it took to take our own model's file, breaks included",
-            registry=registry,
+            may_fall=True,
         )
 
     def lent(self, byte_count: int) -> None:
         """A chunk was staged for a peer."""
-        self._bytes.labels("lent").inc(byte_count)
+        self._bytes.tally("lent").value += byte_count
 
     def taken(self, byte_count: int) -> None:
         """A chunk arrived, was right, and is on the disk."""
-        self._bytes.labels("taken").inc(byte_count)
+        self._bytes.tally("taken").value += byte_count
 
     def failed(self, reason: str) -> None:
         """Taking from one peer broke off; `reason` is the code of the error."""
-        self._failures.labels(reason).inc()
+        self._failures.tally(reason).value += 1
 
     def lending(self, count: int) -> None:
         """So many peers take a file from here now."""
-        self._lending.set(count)
+        self._lending.value = count
 
     def fetched(self, duration_s: float) -> None:
         """A file is here, whole."""
-        self._duration.set(duration_s)
+        self._duration.value = duration_s
