@@ -7,7 +7,7 @@ import json
 
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.protocol.openai.sse import (
+from trinamo.runtime.protocol.openai.answers import (
     TextTemplate,
     encode_data,
 )

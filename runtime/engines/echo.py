@@ -16,10 +16,10 @@ import trio
 
 from ..context import Context
 from ..errors import OverloadedError, RequestError
-from ..protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ..protocol.openai.generate import Delta, FinishReason, GenerateRequest, check_features
 from .generation import EngineInfo, EngineStatistics
+from .prompts import check_prompt_fits
 from .text import StopMatcher
-from .validation import check_features, check_prompt_fits, check_request
 
 _WORD = re.compile(r"\s*\S+|\s+$")
 
@@ -68,7 +68,6 @@ class EchoEngine:
 
         Stop wakes it from the prefill and from the pause before a word.
         """
-        check_request(request)
         check_features(request, self.info.features)
         found = _WORD.finditer(request.text)
         # No more than would be too many: the text may be many megabytes.

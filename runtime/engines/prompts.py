@@ -16,7 +16,6 @@ from typing import Final
 
 from ..errors import RequestError
 from ..protocol.openai.generate import ChatMessage, GenerateRequest
-from .validation import check_prompt_fits
 
 Tokenizer = Callable[[GenerateRequest, int], list[int]]
 """From a checked request and the model's longest context, in tokens, to the prompt's tokens, those
@@ -45,6 +44,18 @@ _ROLES = {"system": Special.SYSTEM, "user": Special.USER, "assistant": Special.A
 def tokenizer_of(name: str) -> Tokenizer | None:
     """The tokenizer that `EngineInfo.tokenizer` names; None if only the engine has it."""
     return {BYTES_EXACT: encode_exact, BYTES_MOCKER: encode_mocker}.get(name)
+
+
+def check_prompt_fits(prompt_tokens: int, context_tokens_max: int) -> None:
+    """Raise `RequestError` unless the prompt leaves room for at least one generated token."""
+    if prompt_tokens == 0:
+        raise RequestError("the prompt is empty", param="prompt")
+    if prompt_tokens >= context_tokens_max:
+        raise RequestError(
+            f"the prompt has {prompt_tokens} tokens, but the model's context holds"
+            f" {context_tokens_max} tokens, prompt and answer together; shorten it",
+            param="prompt",
+        )
 
 
 def encode_exact(request: GenerateRequest, context_tokens_max: int) -> list[int]:

@@ -25,7 +25,7 @@ from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.tool_answers import ToolAnswer
+from ..protocol.openai.answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
 from .admission.admission import Admission

@@ -29,8 +29,6 @@ JSON_TYPE: Final = b"application/json"
 TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
 _TIMEOUT_MAX_S: Final = 86_400.0
 _ID_HEADER: Final = b"x-request-id"
-TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
-_TIMEOUT_MAX_S: Final = 86_400.0
 _SUFFIX_CHARS: Final = 17
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 _ID_MASK: Final = (1 << 64) - 1
@@ -172,33 +170,6 @@ def check_json(headers: Headers) -> None:
     if given != JSON_TYPE:
         said = given[:80].decode("latin-1") or "missing"
         raise MediaTypeError(f"the content-type is {said}; it must be application/json")
-
-
-def find_deadline(headers: Headers, answer_timeout_s: float | None) -> float:
-    """When a request that arrives now must be over, on trio's clock; infinite if nobody says.
-
-    The client's `X-Trinamo-Timeout`, in seconds, can only shorten `answer_timeout_s`
-    (`http.answer_timeout_s`). Raises `RequestError` if it is no time of at most a day.
-    """
-    given = find_header(headers, TIMEOUT_HEADER)
-    if given is None and answer_timeout_s is None:
-        return math.inf
-    wanted_s = math.inf if given is None else _seconds(given)
-    return trio.current_time() + min(wanted_s, answer_timeout_s or math.inf)
-
-
-def _seconds(given: bytes) -> float:
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    # Written so that a NaN is refused too.
-    if not 0 < seconds <= _TIMEOUT_MAX_S:
-        raise RequestError(
-            f"X-Trinamo-Timeout is {given[:40].decode('latin-1')!r}; it must be a number of seconds"
-            f" above 0 and at most {_TIMEOUT_MAX_S:.0f}"
-        )
-    return seconds
 
 
 def respond_error(exchange: HttpExchange, answer: ErrorAnswer, headers: Headers) -> None:

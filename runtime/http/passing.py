@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import EngineError, RequestError
+from ..protocol.openai.answers import DONE
 from ..protocol.openai.generate import Delta
-from ..protocol.openai.sse import DONE
 from .status import ErrorAnswer
 from .streaming import DELTA_BYTES, AnswerSink, Recipient
 

@@ -12,10 +12,9 @@ import attrs
 import msgspec
 from typing_extensions import Buffer
 
-from ..engines.validation import check_features
 from ..logs.fields import add_fields
 from ..protocol.openai.answers import ChatAnswer, CompletionAnswer
-from ..protocol.openai.generate import GenerateRequest, PassedRequest
+from ..protocol.openai.generate import GenerateRequest, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,

@@ -37,9 +37,8 @@ from ..errors import (
     UpstreamError,
 )
 from ..nurseries import single
-from ..protocol.openai.answers import ErrorBody, ErrorDetail
+from ..protocol.openai.answers import ErrorBody, ErrorDetail, encode_data
 from ..protocol.openai.http_head import HeadFault
-from ..protocol.openai.sse import encode_data
 
 RETRY_AFTER_S: Final = 1
 

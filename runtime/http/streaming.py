@@ -27,9 +27,8 @@ from ..errors import (
 )
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
-from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
+from ..protocol.openai.answers import DONE, AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
-from ..protocol.openai.sse import DONE
 from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
+
+from ..errors import RequestError
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """For `except`: bytes that are not the type asked for, no UTF-8, or nested too deep.
@@ -12,3 +15,23 @@ UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 msgspec raises each of the three on peer input. Whoever catches them says whose bytes they were, by
 a `RemoteProtocolError` or `RequestError`.
 """
+_PATH: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*?)`")
+
+
+def explain(error: Exception, what: str, within: str = "") -> RequestError:
+    """The refusal of a request that is not what its type says: it names the parameter, if it can.
+
+    `what` begins the sentence where it cannot; `within` is the parameter whose bytes were decoded.
+    """
+    message = str(error)
+    found = _PATH.search(message)
+    param = within + (found["path"] if found else "")
+    text = message[: found.start()] if found else message
+    missing = _MISSING.match(text)
+    if missing:
+        param = f"{param}.{missing['field']}" if param else missing["field"]
+        return RequestError(f"'{param}' is missing", param=param)
+    if not param:
+        return RequestError(f"{what}: {text}")
+    return RequestError(f"'{param}' is wrong: {text}", param=param)

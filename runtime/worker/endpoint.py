@@ -16,7 +16,7 @@ from ..logs.text import name_error
 from ..nurseries import single
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, explain
 from ..sinks import Sink, forward_items
 
 _log = logging.getLogger("trinamo.worker")
@@ -78,7 +78,7 @@ class Endpoint:
         try:
             request = self._decoder.decode(payload)
         except UNDECODABLE as error:
-            raise RequestError(f"the payload does not decode: {error}") from error
+            raise explain(error, "the payload does not decode") from error
         wanted = getattr(request, "model", self.model)
         if self.model and wanted != self.model:
             # An answer of this model under the other's name would be a wrong one.

@@ -21,8 +21,8 @@ import trio
 
 from trinamo.runtime.context import Reason
 from trinamo.runtime.engines.mocker.engine import expected_text
+from trinamo.runtime.protocol.openai.answers import DONE_DATA
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
-from trinamo.runtime.protocol.openai.sse import DONE_DATA
 from trinamo.transports.openai.events import EventSplitter
 
 from .engines import DEAF_WORD, RAISE_WORD

@@ -1,6 +1,6 @@
 """Server-sent events as bytes: cut out of what is received, however that is cut. Sans-IO.
 
-A token's event is taken as it came: nothing of it is decoded. `protocol/openai/sse.py` writes them.
+A token's event is taken as it came: nothing of it is decoded. `protocol/openai/answers.py` writes them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from ...engines.prompts import tokenizer_of
-from ...engines.validation import check_request
 from ...errors import RequestError
 from ...protocol.kv.hints import RoutingHint, hint_of_text, hint_of_tokens
 from ...protocol.kv.names import BlockNames
@@ -20,14 +19,13 @@ def make_hint(request: GenerateRequest, card: ModelCard, names: BlockNames) -> R
     """The hint for one request to a model: of its tokens where they can be made, else of its text.
 
     Tokens that were delivered already count as known. Costs about a microsecond a block, 5 ms at
-    most. None for a prompt that makes no sense: to refuse it is the worker's business.
+    most. None for a prompt that does not fit: to refuse it is the worker's business.
     """
     block_tokens = card.block_tokens or _BLOCK_TOKENS
     tokenizer = tokenizer_of(card.tokenizer)
     if tokenizer is None:
         return hint_of_text(names, _text(request), block_tokens, request.tenant)
     try:
-        check_request(request)
         token_ids = tokenizer(request, card.context_tokens_max)
     except RequestError:
         return None

@@ -17,11 +17,10 @@ from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
 from ...nurseries import open_nursery
 from ...protocol.kv.names import BlockNames
-from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, check_features
 from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
-from ..validation import check_features, check_request
 from .answer import Answer, Finish
 from .hop import open_step_thread
 from .pinned import Pinned, Reserved
@@ -134,7 +133,6 @@ class EngineHost:
         """See `HandsOver.prepare`."""
         if self._preparing is None:
             return request
-        check_request(request)
         check_features(request, self.info.features)
         return await self._preparing.prepare(request)
 

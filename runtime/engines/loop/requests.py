@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 
 from ...errors import RequestError
-from ...protocol.openai.generate import GenerateRequest, is_shaped
+from ...protocol.openai.generate import GenerateRequest, check_features, is_shaped
+from ..prompts import check_prompt_fits
 from ..text import TextStream
-from ..validation import check_features, check_prompt_fits, check_request
 from .sequence import TokenSequence
 from .step import Sampling, Shaping, StepEngine
 
@@ -20,7 +20,6 @@ def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int
 
     Raises `RequestError` if they are none the engine can take.
     """
-    check_request(request)
     check_features(request, engine.info.features)
     context_tokens_max = engine.info.context_tokens_max
     token_ids = engine.encode(request)

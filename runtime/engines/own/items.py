@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ...errors import EngineError
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
+from ..prompts import check_prompt_fits
 from ..text import StopMatcher
-from ..validation import check_prompt_fits
 
 _NO_VOCABULARY = 0
 """The id of a token of which only the text is known."""

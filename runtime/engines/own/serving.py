@@ -12,9 +12,8 @@ import trio
 from ...context import Context
 from ...errors import EngineError, TrinamoError
 from ...nurseries import single
-from ...protocol.openai.generate import Delta, GenerateRequest
+from ...protocol.openai.generate import Delta, GenerateRequest, check_features
 from ..generation import EngineInfo, EngineStatistics
-from ..validation import check_features, check_request
 from .items import AnswerItems
 from .stalls import Stalls
 from .telling import told
@@ -68,7 +67,6 @@ class GeneratorEngine:
 
         Once `context` is stopped the answer ends with the generator's next item, which is dropped.
         """
-        check_request(request)
         check_features(request, self.info.features)
         answer = AnswerItems(self.info.engine, request, self.info.context_tokens_max)
         with self._running_answer(answer):

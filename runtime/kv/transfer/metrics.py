@@ -131,9 +131,8 @@ class TransferMetrics:
             "backend",
             may_fall=True,
         )
-        for original, name in zip(
-            (self._duration, self._bandwidth, self._failure_ratio), ALIASES, strict=True
-        ):
+        originals: tuple[Shown, ...] = (self._duration, self._bandwidth, self._failure_ratio)
+        for original, name in zip(originals, ALIASES, strict=True):
             factor = _GBPS if ALIASES[name].endswith("_gbps") else 1.0
             registry.show(ALIASES[name], _Alias(original, name, factor))
         self._open = counts(

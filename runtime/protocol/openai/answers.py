@@ -1,4 +1,4 @@
-"""OpenAI's answers as structs, and how they are built from an engine's deltas.
+"""OpenAI's answers as structs and events, and how they are built from an engine's deltas.
 
 Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per
 request: feed it every delta in order, take either the bytes of the events or, at the end, the whole
@@ -7,21 +7,51 @@ answer. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Sequence
 from typing import Annotated, Protocol
 
 import msgspec
 
-from .generate import Delta, TokenLogprob
-from .logprobs import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    TextOffsets,
-    make_chat_logprobs,
-    make_completion_logprobs,
-)
-from .sse import TextTemplate, encode_data
+from ...errors import LocalProtocolError
+from .generate import Delta, FinishReason, TokenLogprob
+from .tool_calls import CallPiece, ToolCallParser
 
 _encode = msgspec.json.Encoder().encode
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """One token of a chat's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Of all tokens of an answer, or of those of one event."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The same for `/v1/completions`: one item a token in each list."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+    """Where the token's text begins in that of the answer, in characters."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -159,6 +189,100 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every answer that is an error, and the last event of a broken stream."""
 
     error: ErrorDetail
+
+
+# --- server-sent events ----------------------------------------------------------------------
+
+# They are read by `transports/openai/events.py`.
+# Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+
+DONE_DATA = b"[DONE]"
+"""The data of the event that ends a complete OpenAI stream."""
+
+DONE = b"data: [DONE]\n\n"
+
+_TEXT_MARK = "\x00trinamo-text\x00"
+
+
+def encode_data(data: bytes) -> bytes:
+    """One event whose data is `data`, which must be a single line such as compact JSON."""
+    if b"\n" in data or b"\r" in data:
+        raise LocalProtocolError("an event's data must be one line here; encode it as compact JSON")
+    return b"data: " + data + b"\n\n"
+
+
+class TextTemplate:
+    """One event per token at a third of the cost: everything but the text is encoded once.
+
+    `chunk` is any value that msgspec can encode and that holds `TextTemplate.MARK` exactly once,
+    as a whole string, where the text belongs.
+    """
+
+    MARK = _TEXT_MARK
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, chunk: object) -> None:
+        parts = _encode(chunk).split(_encode(_TEXT_MARK))
+        if len(parts) != 2:
+            raise LocalProtocolError(f"the template's mark occurs {len(parts) - 1} times, not once")
+        self._head = b"data: " + parts[0]
+        self._tail = parts[1] + b"\n\n"
+
+    def render(self, text: str) -> bytes:
+        """The whole event, with `text` escaped as a JSON string."""
+        return self._head + _encode(text) + self._tail
+
+
+# --- log probabilities, as the two endpoints write them ----------------------------------------
+
+
+def make_chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """What a chat says of `tokens`."""
+    return ChatLogprobs(
+        [
+            ChatTokenLogprob(
+                _text(each.token),
+                each.logprob,
+                list(each.token),
+                [TopLogprob(_text(top), logprob, list(top)) for top, logprob in each.top],
+            )
+            for each in tokens
+        ]
+    )
+
+
+class TextOffsets:
+    """Where in the text of an answer its tokens begin, in characters; fed with them in order."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._chars = 0
+
+    def push(self, token: bytes) -> int:
+        """Where `token` begins: in the middle of a character, where that does."""
+        offset = self._chars
+        self._chars += len(self._decoder.decode(token))
+        return offset
+
+
+def make_completion_logprobs(
+    tokens: Sequence[TokenLogprob], offsets: TextOffsets
+) -> CompletionLogprobs:
+    """What a completion says of `tokens`. Each is among its alternatives, however unlikely."""
+    return CompletionLogprobs(
+        [_text(each.token) for each in tokens],
+        [each.logprob for each in tokens],
+        [
+            {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
+            for each in tokens
+        ],
+        [offsets.push(each.token) for each in tokens],
+    )
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
 
 
 # --- from deltas to answers ------------------------------------------------------------------
@@ -324,3 +448,71 @@ class CompletionAnswer:
         return Completion(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
+
+
+class ToolAnswer(ChatAnswer):
+    """One answer of `/v1/chat/completions` to a request with tools."""
+
+    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
+        super().__init__(answer_id, model, created, wants_usage=wants_usage)
+        self._call_prefix = f"call_{answer_id}"
+        self._parser = ToolCallParser()
+        self._called: list[tuple[str, list[str]]] = []
+
+    def add_event(self, delta: Delta) -> bytes:
+        events = [
+            super(ToolAnswer, self).add_event(Delta(piece))
+            if isinstance(piece, str)
+            else self._call_event(piece)
+            for piece in self._pieces(delta)
+        ]
+        if delta.logprobs or delta.finish_reason is not None:
+            events.append(super().add_event(self._rest(delta)))
+        return b"".join(events)
+
+    def add_text(self, delta: Delta) -> None:
+        for piece in self._pieces(delta):
+            if isinstance(piece, str):
+                super().add_text(Delta(piece))
+            elif piece.name:
+                self._called.append((piece.name, [piece.arguments]))
+            else:
+                self._called[-1][1].append(piece.arguments)
+        super().add_text(self._rest(delta))
+
+    def _reply(self, text: str) -> ChatReply:
+        if not self._called:
+            return super()._reply(text)
+        calls = [
+            ToolCall(self._call_id(index), FunctionDelta(name, "".join(arguments)))
+            for index, (name, arguments) in enumerate(self._called)
+        ]
+        return ChatReply("assistant", text or None, calls)
+
+    def _pieces(self, delta: Delta) -> list[str | CallPiece]:
+        pieces = self._parser.push(delta.text) if delta.text else []
+        return pieces if delta.finish_reason is None else pieces + self._parser.finish()
+
+    def _rest(self, delta: Delta) -> Delta:
+        """What is left of a delta behind its text and calls."""
+        reason = delta.finish_reason
+        if reason is FinishReason.STOP and self._parser.call_count:
+            reason = FinishReason.TOOL_CALLS
+        return msgspec.structs.replace(delta, text="", finish_reason=reason)
+
+    def _call_event(self, piece: CallPiece) -> bytes:
+        if piece.name:
+            call = ToolCallDelta(
+                piece.index,
+                FunctionDelta(piece.name, piece.arguments),
+                self._call_id(piece.index),
+                "function",
+            )
+        else:
+            call = ToolCallDelta(piece.index, FunctionDelta(arguments=piece.arguments))
+        role = None if self._is_begun else "assistant"
+        self._is_begun = True
+        return self._event(ChatDelta(role=role, tool_calls=[call]), Delta())
+
+    def _call_id(self, index: int) -> str:
+        return f"{self._call_prefix}_{index}"

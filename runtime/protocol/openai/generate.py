@@ -1,5 +1,11 @@
 """What the frontend asks a worker to generate, and what comes back: the payloads of one model.
 
+**A request is checked once, where it enters.** The types here say what each parameter may be. A client's
+JSON is decoded into them by the frontend (`requests.py`), a member's bytes by the worker's endpoint
+(`bounded_request_type`), whether a frontend, an RPC client or the simulator sent them; both refuse
+with the same words. That a request has exactly one prompt it checks itself when it is made. Engines
+check only what they alone know: their features, their context, their vocabulary.
+
 Encoded as MessagePack by the runtime. `Delta` is an array on the wire, because there is one per
 token.
 """
@@ -7,8 +13,8 @@ token.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from collections.abc import Container, Iterator
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -42,6 +48,20 @@ _OTHER_FIELDS_BYTES: Final = 1 << 16
 # What no answer has more of; a worker that tells other numbers breaks the protocol.
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
+# What a parameter may be, wherever a request enters. A NaN is none of them.
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+MinP = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=2)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=STOP_CHARS_MAX)]
+Role = Literal["system", "user", "assistant", "tool"]
+
 # Of an alias: what a client may ask for, and a line of a table shows.
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -71,9 +91,9 @@ class Feature(enum.StrEnum):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`."""
+    """One turn of a conversation."""
 
-    role: str
+    role: Role
     content: str
     tool_calls: str = ""
     """JSON of what an assistant called, as OpenAI writes it."""
@@ -93,7 +113,7 @@ class PassedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one of `messages`, `prompt` and `token_ids` is set.
+    """Exactly one of `messages`, `prompt` and `token_ids` is set, and not empty: else `RequestError`.
 
     `max_tokens` None means up to the model's context length. `temperature` 0 is greedy; `seed`
     None draws one. `stop` holds at most `STOP_STRINGS_MAX` strings; none of them appears in the text.
@@ -120,20 +140,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     messages: list[ChatMessage] | None = None
     prompt: str | None = None
     token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    max_tokens: Positive | None = None
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     seed: int | None = None
-    stop: list[str] = []
+    stop: list[StopString] = []
     delivered_ids: list[int] = []
-    top_k: int = 0
+    top_k: TopK = 0
     """0 for all tokens."""
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
+    min_p: MinP = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: dict[int, Bias] = {}
+    logprobs: TopLogprobs | None = None
     json_schema: str = ""
     tools: str = ""
     tool_choice: str = ""
@@ -147,6 +167,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     tenant: str = ""
     """Whose request it is (`http/admission/keys.py`): nothing that is computed for one may show to
     another. Empty where clients have no keys, and all are one."""
+
+    def __post_init__(self) -> None:
+        if self.body:
+            return
+        given = [x for x in (self.messages, self.prompt, self.token_ids) if x is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"exactly one of messages, prompt and token_ids must be given, not {len(given)}",
+                param="messages",
+            )
+        if not given[0]:
+            if self.messages is not None:
+                raise RequestError("messages is empty; at least one is needed", param="messages")
+            raise RequestError("the prompt is empty", param="prompt")
 
     @property
     def calls_tools(self) -> bool:
@@ -205,6 +239,13 @@ def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
             yield Feature.TOOLS, f"messages[{index}].role"
 
 
+def check_features(request: GenerateRequest, features: Container[str]) -> None:
+    """Raise `RequestError` if `request` asks for what is not among `features`: see `Feature`."""
+    for feature, param in features_of(request):
+        if feature not in features:
+            raise RequestError(f"'{param}' is not supported by this model", param=param)
+
+
 def is_shaped(request: GenerateRequest) -> bool:
     """Whether more than temperature, `top_p` and seed chooses the tokens, or more is told of them.
 
@@ -225,8 +266,8 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     text: Any = Annotated[str, msgspec.Meta(max_length=context_tokens_max * TOKEN_CHARS_MAX)]
     tokens: Any = Annotated[list[int], count]
     turns: Any = Annotated[list[ChatMessage], count]
-    stops: Any = Annotated[list[str], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
-    biases: Any = Annotated[dict[int, float], msgspec.Meta(max_length=LOGIT_BIASES_MAX)]
+    stops: Any = Annotated[list[StopString], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
+    biases: Any = Annotated[dict[int, Bias], msgspec.Meta(max_length=LOGIT_BIASES_MAX)]
     schema: Any = Annotated[str, msgspec.Meta(max_length=SCHEMA_CHARS_MAX)]
     tools: Any = Annotated[str, msgspec.Meta(max_length=TOOLS_CHARS_MAX)]
     bounded: Any = msgspec.defstruct(

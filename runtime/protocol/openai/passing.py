@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from ...errors import RequestError
 from .generate import GenerateRequest, PassedRequest
-from .json_parts import decode_json, decode_part
+from .shaping import decode_json, decode_part
 
 _ABSENT: Final = Raw()
 _FORMS: Final = (

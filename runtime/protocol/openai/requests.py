@@ -23,20 +23,32 @@ from ...errors import RequestError
 from .generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
+    TOKEN_CHARS_MAX,
+    ChatMessage,
     GenerateRequest,
+    MinP,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Role,
+    Temperature,
+    TokenId,
+    TopP,
 )
-from .json_parts import decode_json, decode_part
-from .messages import check_chars, turns_of
 from .shaping import (
     ABSENT,
+    calls_text,
     chat_logprobs,
     completion_logprobs,
+    decode_json,
+    decode_part,
     is_absent,
     logit_bias,
     refuse,
     schema_of,
+    tool_choice,
+    tools_text,
 )
-from .tools import tool_choice, tools_text
 
 CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
@@ -45,12 +57,7 @@ STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00"
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
 
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
-TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -73,9 +80,9 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: Int64 | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
     response_format: Raw = ABSENT
     logit_bias: Raw = ABSENT
     logprobs: Raw = ABSENT
@@ -199,6 +206,10 @@ def _stop_strings(raw: Raw) -> list[str]:
         )
     if "" in strings:
         raise RequestError("'stop' holds an empty string, which would stop at once", param="stop")
+    if any(len(string) > STOP_CHARS_MAX for string in strings):
+        raise RequestError(
+            f"every stop string must have 1 to {STOP_CHARS_MAX} characters", param="stop"
+        )
     return strings
 
 
@@ -277,3 +288,102 @@ def decode_chat_request(body: Buffer) -> ChatCompletionRequest:
 def decode_completion_request(body: Buffer) -> CompletionRequest:
     """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
     return decode_json(_completion_decoder, body)
+
+
+# --- the messages of a chat, and the turns that they are to an engine -------------------------
+
+_ROLES: Final[dict[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message's content; only `text` parts are supported."""
+
+    type: str
+    text: str | None = None
+
+
+class RequestMessage(msgspec.Struct, frozen=True):
+    """One turn as the client sends it."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: Raw = ABSENT
+    function_call: Raw = ABSENT
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+_messages_decoder = msgspec.json.Decoder(list[RequestMessage])
+
+
+def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
+    """The turns of a chat; raises `RequestError` if they cannot fit the context."""
+    messages = decode_part(_messages_decoder, raw, "messages")
+    if not messages:
+        raise RequestError("'messages' must hold at least one message", param="messages")
+    if len(messages) > context_tokens_max:
+        raise RequestError(
+            f"'messages' holds {len(messages)} messages; the model's context holds"
+            f" {context_tokens_max} tokens",
+            param="messages",
+        )
+    turns = [_turn(i, message) for i, message in enumerate(messages)]
+    chars = sum(len(turn.content) + len(turn.tool_calls) for turn in turns)
+    check_chars(chars, context_tokens_max, "messages")
+    return turns
+
+
+def check_chars(chars: int, context_tokens_max: int, param: str) -> None:
+    """Raise unless the text may fit the context: how many tokens it has, only the engine knows."""
+    if chars > context_tokens_max * TOKEN_CHARS_MAX:
+        raise RequestError(
+            f"'{param}' holds {chars} characters, but the model's context holds"
+            f" {context_tokens_max} tokens; shorten it",
+            param=param,
+        )
+
+
+def _turn(index: int, message: RequestMessage) -> ChatMessage:
+    where = f"messages[{index}]"
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise RequestError(
+            f"role {message.role[:40]!r} of '{where}' is not supported; "
+            "use system, developer, user, assistant or tool",
+            param=f"{where}.role",
+        )
+    refuse(message.function_call, f"{where}.function_call")
+    calls = calls_text(message.tool_calls, f"{where}.tool_calls")
+    if calls and role != "assistant":
+        raise RequestError(
+            f"'{where}' has 'tool_calls', which only an assistant has", param=f"{where}.tool_calls"
+        )
+    content = message.content
+    if content is None and calls:
+        content = ""
+    if content is None:
+        raise RequestError(f"'{where}.content' is missing", param=f"{where}.content")
+    if not isinstance(content, str):
+        content = "".join(_text(where, i, part) for i, part in enumerate(content))
+    if role == "tool":
+        return ChatMessage(
+            role, content, tool_call_id=message.tool_call_id or "", name=message.name or ""
+        )
+    return ChatMessage(role, content, calls)
+
+
+def _text(where: str, index: int, part: ContentPart) -> str:
+    param = f"{where}.content[{index}]"
+    if part.type != "text":
+        raise RequestError(
+            f"content of type {part.type[:40]!r} is not supported; only 'text' is", param=param
+        )
+    if part.text is None:
+        raise RequestError(f"'{param}.text' is missing", param=f"{param}.text")
+    return part.text

@@ -16,6 +16,7 @@ from tests.sse import parse_events
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, UnavailableError
 from trinamo.runtime.protocol.openai.answers import (
+    DONE_DATA,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -28,7 +29,6 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
     ModelCard,
 )
-from trinamo.runtime.protocol.openai.sse import DONE_DATA
 
 # Makes a generator of a function that yields nothing.
 NO_DELTAS: list[Delta] = []

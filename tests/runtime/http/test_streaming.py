@@ -27,9 +27,8 @@ from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
 from trinamo.runtime.metrics.metrics import SUCCESS
-from trinamo.runtime.protocol.openai.answers import CompletionAnswer
+from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.protocol.openai.sse import DONE_DATA
 from trinamo.runtime.sinks import forward_items
 
 LAST = Delta("!", [0], FinishReason.STOP)

@@ -23,6 +23,7 @@ from trinamo.runtime.http.server.tls.series import CertificateSeries
 from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
+from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.weights.metrics import WeightsMetrics
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ async def described() -> str:
         TransferReport(
             backend="tcp",
             path="stream",
-            direction="read",
+            direction=Direction.READ,
             block_count=1,
             byte_count=1,
             duration_s=0.1,

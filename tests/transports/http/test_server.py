@@ -20,9 +20,8 @@ from tests.sse import parse_events
 from trinamo import HttpService
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConfigError
-from trinamo.runtime.protocol.openai.answers import ChatChunk
+from trinamo.runtime.protocol.openai.answers import DONE_DATA, ChatChunk
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
-from trinamo.runtime.protocol.openai.sse import DONE_DATA
 from trinamo.transports.http.listening import open_listeners
 
 # Makes a generator of a function that yields nothing.

@@ -25,7 +25,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.openai.sse import DONE_DATA
+from trinamo.runtime.protocol.openai.answers import DONE_DATA
 from trinamo.transports.openai.events import EventSplitter
 from trinamo.transports.openai.http_client import Response, open_request
 

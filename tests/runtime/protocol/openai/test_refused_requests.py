@@ -104,7 +104,7 @@ WIRE: Final[dict[str, list[Any]]] = {
 async def refusals(cluster: SmallCluster) -> dict[str, Any]:
     """By what was sent: a frontend's answer, or the error that a worker's caller is given."""
     found: dict[str, Any] = {}
-    good = {"messages": [USER]}, {"prompt": "a"}
+    good: tuple[dict[str, Any], ...] = ({"messages": [USER]}, {"prompt": "a"})
     for path, cases, rest in zip(
         ("chat/completions", "completions"), (CHATS, COMPLETIONS), good, strict=True
     ):

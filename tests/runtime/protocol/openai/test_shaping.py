@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.runtime.protocol.openai.asking import CALL, chat, completion, function
-from trinamo.runtime.engines.validation import check_features
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.protocol.openai.generate import ChatMessage, Feature
+from trinamo.runtime.protocol.openai.generate import ChatMessage, Feature, check_features
 
 ASKING: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 1}, "penalties", "presence_penalty"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sse import ServerSentEvent, parse_events
 from trinamo.runtime.errors import LocalProtocolError
-from trinamo.runtime.protocol.openai.sse import (
+from trinamo.runtime.protocol.openai.answers import (
     DONE,
     DONE_DATA,
     TextTemplate,
