@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..env import Env
 from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableError
-from ..logs.instances import InstanceLog
+from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName, Instance

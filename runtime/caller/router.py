@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..events.busy import BusyLimits
 from ..events.load import LoadReport
-from ..logs.instances import InstanceLog
+from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics, entries_refused
 from ..nurseries import open_nursery
 from ..planes import (

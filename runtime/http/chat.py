@@ -1,6 +1,6 @@
 """The inference endpoints, which share one path: parse, find the engine, answer.
 
-A model whose workers take the clients' bodies as they are gets them unread (`passing.py`); embeddings
+A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`); embeddings
 and responses only such models answer.
 
 What this file does not do: cancellation and the form of the answer (`streaming.py`), routes
@@ -44,11 +44,18 @@ from .exchanges import (
 )
 from .metrics import SENT_BACK, RequestRecord
 from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
-from .passing import PassedBody, PassedEvents
 from .reading import EndpointKind, Parsed, Read, Reader
 from .shares import party_of
 from .status import ErrorAnswer, answer_error
-from .streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
+from .streaming import (
+    AnswerSink,
+    BodySink,
+    Delivery,
+    EventSink,
+    PassedBody,
+    PassedEvents,
+    Recipient,
+)
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""

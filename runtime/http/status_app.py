@@ -20,8 +20,7 @@ from starlette.routing import BaseRoute, Route
 from ..config.keys import is_loopback
 from ..errors import UnavailableError
 from ..metrics.metrics import Metrics
-from ..traces.requests import view_requests
-from ..traces.ring import Traces
+from ..traces.ring import Traces, view_requests
 from ..view.overview import FrontendView
 from ..view.requests import ask_places
 from ..view.scraping import ScrapeTargets

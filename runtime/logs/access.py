@@ -15,8 +15,7 @@ import math
 from typing import Any, Final
 
 from ..env import Clock
-from .masking import mask_text
-from .text import cut
+from .text import cut, mask_text
 
 ACCESS_LOGGER: Final = "trinamo.access"
 STRANGER: Final = "invalid_api_key"

@@ -17,8 +17,7 @@ import msgspec
 
 from .access import AccessRecord
 from .fields import current_fields
-from .masking import mask_text, masked
-from .text import cut, one_line, tell_causes, tell_traceback
+from .text import cut, mask_text, masked, one_line, tell_causes, tell_traceback
 
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 """What every record has; anything else came with `extra`."""

@@ -1,4 +1,4 @@
-"""Text of others made fit for one line of a log or a terminal, and exceptions made short.
+"""What a line may show: text of others made harmless, exceptions made short, secrets masked.
 
 A model's name, a request's id, a key in etcd come from other processes: a newline in one would forge
 a line, an escape sequence would command the terminal of who reads it. Errors come out of nurseries
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Any, Final
+
+from ..config.keys import Secret
 
 CHARACTERS_MAX: Final = 4096
 CAUSES_MAX: Final = 4
@@ -121,3 +123,51 @@ def reason(error: BaseException) -> str:
     text = str((isinstance(error, OSError) and error.strerror) or error)
     # trio writes `Error connecting to ('10.0.0.7', 80): Connection refused`.
     return text.rpartition("): ")[2] or text
+
+
+MASK: Final = "***"
+# A field whose name has one of these as a word never shows its value ...
+SECRET_WORDS: Final = frozenset(
+    {"password", "passwd", "secret", "authorization", "credential", "credentials", "cookie"}
+)
+# ... nor one that ends so. `token` alone is not a word of theirs: most tokens here are text.
+SECRET_ENDINGS: Final = ("auth_token", "access_token", "api_token", "api_key", "private_key")
+# The user part of a URL, `nats://user:password@host`.
+USER_PART: Final = re.compile(r"(?<=://)[^/@\s]+@")
+# What nests deeper is written as its repr; bounds the work one event can cause.
+DEPTH_MAX: Final = 4
+TEXT_CHARACTERS_MAX: Final = 1024
+ITEMS_MAX: Final = 64
+
+
+def mask_text(text: str) -> str:
+    """`text` without the user parts of its URLs."""
+    return USER_PART.sub(f"{MASK}@", text) if "://" in text else text
+
+
+def masked(value: Any, depth: int = 0) -> Any:
+    """`value` for a line: numbers, text, lists and dictionaries, secrets masked, all bounded."""
+    if isinstance(value, Secret):
+        return MASK
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if depth < DEPTH_MAX and isinstance(value, Mapping):
+        return {
+            str(key): MASK if is_secret(key) and item is not None else masked(item, depth + 1)
+            for key, item in list(value.items())[:ITEMS_MAX]
+        }
+    if depth < DEPTH_MAX and isinstance(value, (list, tuple)):
+        return [masked(item, depth + 1) for item in value[:ITEMS_MAX]]
+    if isinstance(value, bytes):
+        value = value[:TEXT_CHARACTERS_MAX].decode("utf-8", "replace")
+    return cut(mask_text(str(value)), TEXT_CHARACTERS_MAX)
+
+
+def is_secret(name: object) -> bool:
+    """Whether a field of this name holds a secret."""
+    text = str(name).lower().replace("-", "_")
+    return (
+        text == "token"
+        or text.endswith(SECRET_ENDINGS)
+        or not SECRET_WORDS.isdisjoint(text.split("_"))
+    )

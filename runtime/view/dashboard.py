@@ -26,8 +26,7 @@ from ..env import Clock
 from ..errors import RequestError
 from ..http.exchanges import Handler
 from ..http.transport import Fetch
-from ..traces.requests import view_requests
-from ..traces.ring import ID_CHARACTERS_MAX, Traces
+from ..traces.ring import ID_CHARACTERS_MAX, Traces, view_requests
 from .facts import FrontendFacts
 from .looks import Look, Place
 from .overview import AWAY, PREFIX, FrontendView, Overview

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ..planes import ControlStatistics, EventStatistics
-from ..traces.requests import RequestsView, RequestView
+from ..traces.ring import RequestsView, RequestView
 from .facts import (
     ENTRIES_MAX,
     MINUTES_MAX,

@@ -25,7 +25,7 @@ from ..http.transport import Fetch, fetch_json
 from ..nurseries import open_nursery
 from ..protocol.discovery.instances import FrontendEntry
 from ..protocol.undecodable import UNDECODABLE
-from ..traces.requests import RequestsView
+from ..traces.ring import RequestsView
 from .listing import InstanceLook, Listing, ModelLook
 from .overview import AWAY, FrontendView, InstanceView
 

@@ -27,7 +27,7 @@ from ..errors import (
     UnknownModelError,
 )
 from ..logs.fields import name_task
-from ..logs.requests import log_request
+from ..logs.notices import log_request
 from ..metrics.metrics import SUCCESS
 from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender

@@ -3,14 +3,14 @@
 A template is data that came with a download, so it runs in Jinja's immutable sandbox, its output
 is bounded, and what it may cost is `sandbox/`'s to say. A template that writes tools, and
 calls in the form of `protocol/openai/tool_calls.py`, is given them; for any other they are told in words
-(`tool_prompt.py`). Needs the extra `llamacpp`.
+(`told_in_words`). Needs the extra `llamacpp`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from jinja2 import TemplateError
@@ -18,8 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import ConfigError, EngineError, RequestError
 from ...protocol.openai.generate import ChatMessage
-from ...protocol.openai.tool_calls import CALL_BEGIN
-from .tool_prompt import calls_of, told_in_words
+from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 
 _NO_ID: Final = re.compile(r"[^\w.:-]")
 _OTHER_FORM: Final = "<function="
@@ -116,3 +115,66 @@ class ChatTemplate:
 
 def _raise_exception(message: str) -> None:
     raise RequestError(f"the model's chat template refuses these messages: {message}")
+
+
+_HEAD: Final = """You may call functions to answer the user. Their signatures:
+<tools>
+"""
+_TAIL: Final = f"""
+</tools>
+To call one, write its name and arguments as JSON between these tags, and nothing else:
+{CALL_BEGIN}
+{{"name": <function>, "arguments": <arguments>}}
+{CALL_END}"""
+
+Dumps = Callable[[Any], str]
+
+
+def calls_of(message: ChatMessage, index: int) -> list[dict[str, Any]]:
+    """The calls of an assistant, their arguments decoded; `RequestError` if those are no JSON."""
+    if not message.tool_calls:
+        return []
+    where = f"messages[{index}].tool_calls"
+    try:
+        calls: list[dict[str, Any]] = json.loads(message.tool_calls)
+        for call in calls:
+            called = call["function"]
+            called["arguments"] = json.loads(called["arguments"] or "{}")
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise RequestError(
+            f"'{where}' has arguments that are no JSON: {error}", param=where
+        ) from None
+    return calls
+
+
+def told_in_words(
+    messages: Sequence[ChatMessage], tools: Sequence[Any], dumps: Dumps
+) -> list[ChatMessage]:
+    """The same conversation in turns of system, user and assistant alone.
+
+    What several tools answer is one turn: many templates want user and assistant to alternate.
+    """
+    turns: list[ChatMessage] = []
+    last = ""
+    for index, message in enumerate(messages):
+        role, pieces = message.role, [message.content] if message.content else []
+        pieces += [
+            f"{CALL_BEGIN}\n{dumps(_called(call))}\n{CALL_END}" for call in calls_of(message, index)
+        ]
+        if role == "tool":
+            pieces = [f"<tool_response>\n{message.content}\n</tool_response>"]
+        if role == last == "tool":
+            pieces.insert(0, turns.pop().content)
+        turns.append(ChatMessage("user" if role == "tool" else role, "\n".join(pieces)))
+        last = role
+    if tools:
+        told = _HEAD + "\n".join(map(dumps, tools)) + _TAIL
+        if turns[0].role == "system":
+            told = f"{turns.pop(0).content}\n\n{told}"
+        turns.insert(0, ChatMessage("system", told))
+    return turns
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {"name": function["name"], "arguments": function["arguments"]}

@@ -3,7 +3,7 @@
 Needs the extra: `pip install 'trinamo[llamacpp]'`, and a GGUF file with a byte-level BPE
 vocabulary (`model_file.py` knows how to get one). llama.cpp keeps the KV in cells of its own, which
 the scheduler's blocks only count; what another worker is to have of it is copied to and from blocks
-of memory beside it (`blocks.py`).
+of memory beside it (`state.py`).
 
 Its tokens may differ in the last digit of a logit with the batch they are computed in. For answers
 that are the same everywhere, take `engines/exact/engine.py`.
@@ -11,32 +11,32 @@ that are the same everywhere, take `engines/exact/engine.py`.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import attrs
 
 from ...env import Env, RealEnv
+from ...errors import ConfigError
 from ...kv.memory import KvLayout, KvMemory
 from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
-from ..loop.hop import open_step_thread
-from ..loop.host import EngineHost, open_engine_host
+from ..loop.host import EngineHost, open_engine_host, open_step_thread
 from ..loop.step import Hop, StepItem
-from .blocks import StagedBlocks
 from .grammars import Compiler
-from .llama import import_llama, load_model, make_context
 from .model_file import MODEL_NAME, find_model, sample_digest
-from .prompts import Prompts
+from .prompts import Prompts, Vocabulary
 from .sandbox.sandbox import Sandbox
 from .sequences import Sequences, sequence_count
 from .shaped import Grammars, ShapedSampling
-from .vocabulary import Vocabulary
+from .state import StagedBlocks
 
 _log = logging.getLogger("trinamo.engine")
 BLOCK_TOKENS = 16
@@ -317,3 +317,57 @@ async def open_llamacpp_engine(
             queued_deltas_max=queued_deltas_max,
         ) as host:
             yield host
+
+
+def import_llama() -> ModuleType:
+    """The extension module; `ConfigError` if the extra is not installed."""
+    try:
+        # By name, as a type checker cannot look into the extension module.
+        llama = importlib.import_module("cyllama.llama.llama_cpp")
+        importlib.import_module("jinja2")
+        importlib.import_module("llguidance")
+    except ImportError as error:
+        raise ConfigError(
+            "the llamacpp engine needs an extra that is not installed"
+            f" ({error}): pip install 'trinamo[llamacpp]'"
+        ) from error
+    return llama
+
+
+def load_model(llama: Any, path: Path) -> Any:
+    """The model at `path`, for the CPU; `ConfigError` if it cannot be used."""
+    llama.disable_logging()
+    llama.ggml_backend_load_all()
+    parameters = llama.LlamaModelParams()
+    parameters.n_gpu_layers = 0
+    try:
+        model = _model_type(llama)(str(path), parameters)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"llama.cpp cannot load {path}: {error}") from error
+    kind = model.meta_val_str("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ConfigError(
+            f"{path} has a {kind!r} vocabulary; only byte-level BPE ('gpt2') is supported"
+        )
+    return model
+
+
+def _model_type(llama: Any) -> Any:
+    class Model(llama.LlamaModel):  # type: ignore[misc]
+        @property
+        def n_vocab(self) -> int:
+            """`LlamaContext.get_logits_ith` of cyllama 0.2.18 asks for it, and nobody has it."""
+            return int(self.get_vocab().n_vocab)
+
+    return Model
+
+
+def make_context(llama: Any, model: Any, parameters: Any) -> Any:
+    """Raises `ConfigError` if there is no memory for it."""
+    try:
+        return llama.LlamaContext(model, parameters)
+    except (MemoryError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"llama.cpp cannot make a context of {parameters.n_ctx} tokens and"
+            f" {parameters.n_seq_max} sequences: {error}"
+        ) from error

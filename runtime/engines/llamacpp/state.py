@@ -17,6 +17,7 @@ Without flash attention values are transposed; then, and wherever layers differ,
 
 from __future__ import annotations
 
+import importlib.metadata
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -25,7 +26,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...kv.memory import KvMemory, KvShape
+from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 
 DTYPE: Final = "<f2"
 _F16: Final = 1
@@ -140,3 +141,50 @@ def _blocks(
         count = min(size, tokens - first)
         block = memory.view[:, :, block_id, :count].transpose(1, 0, 2, 3, 4)
         yield slice(first, first + count), block
+
+
+_EVERY = -1
+
+
+class StagedBlocks:
+    """`block_count` blocks, and how to copy one sequence of a context to or from them.
+
+    Raises `ValueError`, which says why, for a model or context whose KV cannot be cut into blocks.
+    Its pages are taken from the system as blocks are first filled.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        batch: Any,
+        *,
+        heads: int,
+        block_tokens: int,
+        block_count: int,
+        layout: KvLayout,
+    ) -> None:
+        self._context = context
+        # What the KV of a context looks like is seen in that of any token.
+        batch.clear()
+        batch.add(0, 0, [0], False)  # noqa: FBT003 -- no logits of it
+        context.decode(batch)
+        try:
+            self._format = SequenceFormat.of(context.get_state_seq_data(0))
+        finally:
+            context.memory_seq_rm(0, _EVERY, _EVERY)
+        self.memory = KvMemory(self._format.shape(heads, block_tokens), block_count, layout)
+
+    def fingerprint(self, model_digest: str) -> str:
+        """What a peer's must be; llama.cpp's format is private to each of cyllama's versions."""
+        version = importlib.metadata.version("cyllama")
+        return fingerprint("llamacpp", version, model_digest, self.memory.shape, self.memory.layout)
+
+    def save(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """See `StagesKv.save`."""
+        blob = self._context.get_state_seq_data(slot)
+        self._format.save(blob, self.memory, block_ids, tokens)
+
+    def load(self, slot: int, tokens: int, block_ids: Sequence[int]) -> None:
+        """See `StagesKv.load`."""
+        blob = self._format.blob(slot, self.memory, block_ids, tokens)
+        self._context.set_state_seq_data(blob, slot)

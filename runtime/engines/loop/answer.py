@@ -10,7 +10,7 @@ from ...context import Context, State
 from ...protocol.openai.generate import Delta, FinishReason, TokenLogprob
 from ...sinks import Sink
 from ..text import TextStream
-from .sequence import TokenSequence
+from .scheduler import TokenSequence
 
 Finish = Callable[[BaseException | None], None]
 

@@ -1,4 +1,4 @@
-"""One step engine for many requests at once: what may be asked of it.
+"""One step engine for many requests at once: what may be asked of it, and the thread of its steps.
 
 The steps and what becomes of their tokens are in `steps.py`, who takes part in one in
 `scheduler.py`, how a model computes in `step.py`. The simulator replaces the hop.
@@ -6,9 +6,15 @@ The steps and what becomes of their tokens are in `steps.py`, who takes part in 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+import outcome
+import trio
 
 from ...context import Context
 from ...env import Env, RealEnv
@@ -17,17 +23,22 @@ from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
 from ...nurseries import open_nursery
 from ...protocol.kv.names import BlockNames
-from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, check_features
+from ...protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    check_features,
+    is_shaped,
+)
 from ...sinks import Ending, Iteration, Sink
 from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
+from ..prompts import check_prompt_fits
+from ..text import TextStream
 from .answer import Answer, Finish
-from .hop import open_step_thread
 from .pinned import Pinned, Reserved
-from .requests import ends_with, is_answered, known_tokens, sequence_of, text_behind
-from .scheduler import Scheduler
-from .sequence import TokenSequence
-from .step import Hop, KeepsKv, KeepsPrefixes, Prepares, StagesKv, StepEngine
+from .scheduler import Scheduler, TokenSequence
+from .step import Hop, KeepsKv, KeepsPrefixes, Prepares, Sampling, Shaping, StagesKv, StepEngine
 from .steps import StepLoop
 
 
@@ -279,3 +290,129 @@ def _scheduler(engine: StepEngine, **bounds: int) -> Scheduler:
         engine_prefixes=own,
         **bounds,
     )
+
+
+SEED_BITS = 64
+
+
+def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int], int]:
+    """The tokens of the prompt, then those delivered, and how many are the prompt's.
+
+    Raises `RequestError` if they are none the engine can take.
+    """
+    check_features(request, engine.info.features)
+    context_tokens_max = engine.info.context_tokens_max
+    token_ids = engine.encode(request)
+    prompt_tokens = len(token_ids)
+    check_prompt_fits(prompt_tokens, context_tokens_max)
+    if request.delivered_ids:
+        # The engine alone knows what is a token.
+        delivered = GenerateRequest(model=request.model, token_ids=request.delivered_ids)
+        token_ids += engine.encode(delivered)
+        tokens_max = _tokens_max(engine, request, prompt_tokens)
+        if len(token_ids) > tokens_max:
+            raise RequestError(
+                f"{len(request.delivered_ids)} tokens are delivered already, but the answer has"
+                f" {tokens_max - prompt_tokens} at most",
+                param="delivered_ids",
+            )
+    return token_ids, prompt_tokens
+
+
+def text_behind(engine: StepEngine, request: GenerateRequest) -> TextStream:
+    """The text of the answer from here on: what was delivered is shown already."""
+    text = TextStream(request.stop)
+    for token_id in request.delivered_ids:
+        text.push(engine.token_bytes(token_id))
+    return text
+
+
+def ends_with(engine: StepEngine, delivered_ids: Sequence[int]) -> bool:
+    """Whether the last of these tokens ends an answer."""
+    return bool(delivered_ids) and delivered_ids[-1] in engine.end_token_ids
+
+
+def is_answered(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> bool:
+    """Whether all of the answer was delivered but its end."""
+    delivered = request.delivered_ids
+    if not delivered:
+        return False
+    is_full = prompt_tokens + len(delivered) >= _tokens_max(engine, request, prompt_tokens)
+    return is_full or ends_with(engine, delivered) or text_behind(engine, request).is_stopped
+
+
+def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random) -> TokenSequence:
+    """A new sequence; `rng` draws a seed where the request has none. Raises `RequestError`."""
+    token_ids, prompt_tokens = known_tokens(engine, request)
+    seed = rng.getrandbits(SEED_BITS) if request.seed is None else request.seed
+    shaping = None
+    if is_shaped(request):
+        shaping = Shaping(request=request, token_ids=token_ids, prompt_tokens=prompt_tokens)
+    return TokenSequence(
+        token_ids=token_ids,
+        prompt_tokens=prompt_tokens,
+        tokens_max=_tokens_max(engine, request, prompt_tokens),
+        sampling=Sampling(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=seed % (1 << SEED_BITS),
+        ),
+        shaping=shaping,
+        tenant=request.tenant,
+    )
+
+
+def _tokens_max(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> int:
+    context_tokens_max = engine.info.context_tokens_max
+    wanted = context_tokens_max if request.max_tokens is None else request.max_tokens
+    return min(prompt_tokens + wanted, context_tokens_max)
+
+
+T = TypeVar("T")
+_Job = tuple[Callable[[], object], trio.lowlevel.Task]
+
+
+class StepThread:
+    """One thread for all that a model does, from its load to its last step; `run` is a `Hop`.
+
+    Libraries that compute keep threads of their own for each that calls them, and spin or sleep by how many
+    there are: with steps in whatever thread is free, OpenMP has more than cores, and a token of llama.cpp
+    takes twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: Final = SimpleQueue[_Job | None]()
+        self._token: Final = trio.lowlevel.current_trio_token()
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call it there, after what was asked before; waits for its end even if cancelled.
+
+        A step writes KV blocks, and whoever got them next would read what it writes.
+        """
+        self._jobs.put((lambda: function(*arguments), trio.lowlevel.current_task()))
+        result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        return result
+
+    def serve(self) -> None:
+        """Run jobs until `close`; in the thread."""
+        while (job := self._jobs.get()) is not None:
+            function, task = job
+            self._token.run_sync_soon(trio.lowlevel.reschedule, task, outcome.capture(function))
+
+    def close(self) -> None:
+        """End it after what was asked before."""
+        self._jobs.put(None)
+
+
+@asynccontextmanager
+async def open_step_thread() -> AsyncIterator[StepThread]:
+    """A thread that ends when the block is left, after the call that is running then."""
+    thread = StepThread()
+    async with open_nursery() as nursery:
+        # Not one of those that calls share: it lasts.
+        own = partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1))
+        nursery.start_soon(own, thread.serve)
+        try:
+            yield thread
+        finally:
+            thread.close()

@@ -16,7 +16,7 @@ from ...kv.pool import block_count_for
 from ...protocol.openai.generate import Delta
 from ...sinks import Sink
 from ..handoff import Prompt
-from .sequence import SequenceState, TokenSequence
+from .scheduler import SequenceState, TokenSequence
 
 
 class Pinned:

@@ -1,5 +1,8 @@
 """The steps of one engine, one after the other, and what becomes of the tokens.
 
+KV that an engine keeps in a place of its own is copied to and from the blocks round a step, in the hop,
+where the step runs: the event loop does not wait for it, and no step is under way (`staged_step`).
+
 One task owns the loop. It plans a step, hops into a thread for it, and hands each sequence's new
 tokens to its sink in a plain call. Whoever asks only submits sequences and marks them dead, without
 a checkpoint. What is decided is in `scheduler.py`, how a model computes in `step.py`, what becomes
@@ -9,6 +12,7 @@ of one request's tokens in `answer.py` and `pinned.py`, what may be asked in `ho
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -18,10 +22,8 @@ from ...protocol.openai.generate import FinishReason
 from ..generation import BlockListener, EngineStatistics
 from .answer import Answer
 from .pinned import Pinned
-from .scheduler import Plan, Scheduler, Work
-from .sequence import SequenceState, TokenSequence
-from .staging import Step, staged_step
-from .step import Hop, StagesKv, StepEngine
+from .scheduler import Plan, Scheduler, SequenceState, TokenSequence, Work
+from .step import Hop, StagesKv, StepEngine, StepItem
 
 Asked = Answer | Pinned
 """What was asked of a sequence: tokens for a sink, or blocks for a transfer."""
@@ -312,3 +314,37 @@ class StepLoop:
         for asked in tuple(self._asked.values()):
             self._cancel(asked, UnavailableError("the engine is closing", definite=False))
         self._engine.interrupt()
+
+
+Step = Callable[[Sequence[StepItem]], list[int | None]]
+_Copy = tuple[int, int, Sequence[int]]
+"""Slot, tokens and block ids."""
+
+
+def staged_step(engine: StagesKv, work: Sequence[Work]) -> Step:
+    """The step of `engine` with what has to be copied before and after it.
+
+    Before: the KV of sequences that were adopted and take part for the first time. After: that of
+    prompts which a transfer is waiting for, once they are computed to their end.
+    """
+    loads: list[_Copy] = []
+    saves: list[_Copy] = []
+    for each in work:
+        sequence = each.sequence
+        if sequence.is_in_blocks_only:
+            sequence.is_in_blocks_only = False
+            # Preempted meanwhile, it is computed again.
+            if sequence.cached_tokens:
+                loads.append((sequence.slot, sequence.cached_tokens, tuple(sequence.block_ids)))
+        if sequence.is_pinned and each.is_sampled:
+            saves.append((sequence.slot, len(sequence.token_ids), tuple(sequence.block_ids)))
+
+    def step(items: Sequence[StepItem]) -> list[int | None]:
+        for load in loads:
+            engine.load(*load)
+        token_ids = engine.step(items)
+        for save in saves:
+            engine.save(*save)
+        return token_ids
+
+    return step if loads or saves else engine.step

@@ -1,7 +1,7 @@
 """How an answer calls tools, in its text, and how the calls are taken out of it. Sans-IO.
 
 The form is Hermes', which Qwen and many others write too, and which every other model is asked for
-(`engines/llamacpp/tool_prompt.py`):
+(`engines/llamacpp/chat_template.py`):
 
     <tool_call>
     {"name": "weather", "arguments": {"place": "Bern"}}

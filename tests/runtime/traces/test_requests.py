@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.runtime.traces.test_ring import HandClock
-from trinamo.runtime.traces.requests import SHOWN_MAX, view_requests
-from trinamo.runtime.traces.ring import SET_ASIDE_MAX, Traces
+from trinamo.runtime.traces.ring import SET_ASIDE_MAX, SHOWN_MAX, Traces, view_requests
 
 
 def begin(traces: Traces, number: int, outcome: str = "") -> None:

@@ -28,7 +28,7 @@ from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import ControlStatistics, EventStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
-from trinamo.runtime.traces.requests import RequestsView, RequestView
+from trinamo.runtime.traces.ring import RequestsView, RequestView
 from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals, QueueFacts
 from trinamo.runtime.view.listing import InstanceLook, ModelLook, read_listing
 from trinamo.runtime.view.looks import Gatherer, Place

@@ -14,7 +14,7 @@ from tests.runtime.view import pages
 from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.traces.requests import RequestView
+from trinamo.runtime.traces.ring import RequestView
 from trinamo.runtime.view.facts import EngineFacts, QueueFacts
 from trinamo.runtime.view.listing import ModelLook
 from trinamo.runtime.view.pages import Tabs

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trinamo.runtime.traces.requests import RequestsView, RequestView
+from trinamo.runtime.traces.ring import RequestsView, RequestView
 from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals
 from trinamo.runtime.view.listing import InstanceLook
 from trinamo.runtime.view.snapshot import INSTANCES_MAX, Snapshot, Snapshots

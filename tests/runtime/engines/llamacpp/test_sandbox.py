@@ -39,7 +39,7 @@ def patterns(count: int) -> dict[str, Any]:
 
 
 def by_schema(schema: Any) -> tuple[str, str]:
-    return grammar_of(GenerateRequest(model="m", prompt="", json_schema=json.dumps(schema)))
+    return grammar_of(GenerateRequest(model="m", prompt="a", json_schema=json.dumps(schema)))
 
 
 @contextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler
-from trinamo.runtime.engines.loop.sequence import TokenSequence
+from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler, TokenSequence
 from trinamo.runtime.kv.pool import BlockPool
 
 BLOCK_TOKENS = 4

@@ -7,7 +7,7 @@ import threading
 import pytest
 import trio
 
-from trinamo.runtime.engines.loop.hop import open_step_thread
+from trinamo.runtime.engines.loop.host import open_step_thread
 
 
 async def test_all_calls_are_in_one_thread_whatever_threads_others_use() -> None:

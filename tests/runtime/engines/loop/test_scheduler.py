@@ -11,7 +11,7 @@ from tests.runtime.engines.loop.scheduling import (
     step,
     submit,
 )
-from trinamo.runtime.engines.loop.sequence import SequenceState
+from trinamo.runtime.engines.loop.scheduler import SequenceState
 from trinamo.runtime.errors import OverloadedError
 
 

@@ -7,8 +7,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.runtime.engines.loop.scheduling import BLOCK_TOKENS, make_scheduler, make_sequence
-from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler
-from trinamo.runtime.engines.loop.sequence import SequenceState, TokenSequence
+from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler, SequenceState, TokenSequence
 from trinamo.runtime.kv.pool import block_count_for
 
 

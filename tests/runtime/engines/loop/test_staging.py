@@ -9,10 +9,9 @@ from tests.runtime.kv.ranges import ranges_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import ExactEngine
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
-from trinamo.runtime.engines.loop.scheduler import Work
-from trinamo.runtime.engines.loop.sequence import TokenSequence
-from trinamo.runtime.engines.loop.staging import staged_step
+from trinamo.runtime.engines.loop.scheduler import TokenSequence, Work
 from trinamo.runtime.engines.loop.step import StagesKv
+from trinamo.runtime.engines.loop.steps import staged_step
 from trinamo.runtime.kv.memory import KvMemory
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
 
