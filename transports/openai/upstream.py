@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.openai.passing import (
 from .address import Address, find_address
 from .answers import StreamedAnswer, WholeAnswer
 from .calls import Calls
-from .connections import Connections, request_head
+from .client import Connections
 from .exchange import UpstreamAnswer
 from .readers import Readers
 from .watch import UpstreamView
@@ -76,16 +76,15 @@ class Upstream:
         if body is None:
             answer.take_end(last_chunk(request.opening))
             return answer
-        head = request_head(
-            self.address,
-            "POST",
-            self.address.path + request.path.removeprefix("/v1"),
-            len(body),
-            _told(context),
-        )
+        path = self.address.path + request.path.removeprefix("/v1")
+        told = {"accept-encoding": "identity", "x-request-id": context.id}
+        if context.traceparent:
+            told["traceparent"] = context.traceparent
         with self._calls.call(context) as call:
             try:
-                answer.take(*await self._connections.request(head, body, heard=call.heard))
+                answer.take(
+                    *await self._connections.request("POST", path, body, told, heard=call.heard)
+                )
                 call.is_begun, call.brought_at = True, call.heard_at
                 await answer.begin(call)
             except BaseException:
@@ -131,13 +130,6 @@ class Upstream:
         finally:
             self._connections.close()
             self.view.connections.close()
-
-
-def _told(context: Context) -> dict[str, str]:
-    told = {"accept-encoding": "identity", "x-request-id": context.id}
-    if context.traceparent:
-        told["traceparent"] = context.traceparent
-    return told
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from trinamo.runtime.logs.access import LOOK_AGENT
 from trinamo.runtime.planes.upstreams import Load
 
 from .answers import WholeAnswer
-from .connections import Connections, request_head
+from .client import Connections
 from .refusals import refusal_of
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
@@ -102,9 +102,8 @@ async def fetch(
     connections: Connections, path: str, bytes_max: int = _ANSWER_BYTES_MAX
 ) -> tuple[int, bytes]:
     """The status and the body of a GET; raises `TransportError` or `RemoteProtocolError`."""
-    head = request_head(connections.address, "GET", path, 0, _HEADERS)
     with trio.move_on_after(_TIMEOUT_S):
-        connection, response, body = await connections.request(head, b"")
+        connection, response, body = await connections.request("GET", path, b"", _HEADERS)
         whole = WholeAnswer(bytes_max)
         try:
             whole.feed(body)

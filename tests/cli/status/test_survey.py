@@ -38,7 +38,7 @@ from trinamo.runtime.view.survey import (
 )
 from trinamo.transports.assembly.http import Http
 from trinamo.transports.assembly.run_file import ProcessEntry
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 from trinamo.transports.servers.binaries import free_port
 
 NATS = "nats://127.0.0.1:4"

@@ -29,7 +29,7 @@ from trinamo.runtime.process.tasks import (
     TaskView,
 )
 from trinamo.runtime.worker.metrics import WorkerMetrics
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 
 class VirtualClock:

@@ -36,7 +36,7 @@ from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView,
 from trinamo.runtime.view.snapshot import Snapshots
 from trinamo.runtime.view.survey import Asking, FrontendLook, Neighbours, Survey, survey_around
 from trinamo.transports.memory.control import MemoryControlPlane
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 FOLDER: Final = Path(__file__).with_name("golden")
 GENERATE: Final = "trinamo/backend/generate"

@@ -13,7 +13,7 @@ from trinamo.runtime.view.listing import InstanceLook
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.snapshot import Snapshots
 from trinamo.runtime.view.survey import Asking, Survey, ask_instances
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 DEEP = b"[" * 100_000
 BODIES = {

@@ -21,7 +21,7 @@ from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView,
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import Asking, FrontendLook, Survey, add_listed, ask_instances
 from trinamo.transports.memory.control import MemoryControlPlane
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 GENERATE = "a/b/generate"
 

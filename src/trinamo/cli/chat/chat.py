@@ -20,7 +20,7 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
         import trio
 
         from trinamo.runtime.http.transport import fetch_json
-        from trinamo.transports.openai.http_client import fetch
+        from trinamo.transports.openai.client import fetch
 
         from ..running.locating import frontend_url, locate, quiet_log
 

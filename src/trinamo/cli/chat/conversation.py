@@ -26,8 +26,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.answers import DONE_DATA
+from trinamo.transports.openai.client import Reply, open_request
 from trinamo.transports.openai.events import EventSplitter
-from trinamo.transports.openai.http_client import Response, open_request
 
 TURNS_MAX: Final = 200
 _EVENT_BYTES_MAX: Final = 1 << 20
@@ -51,7 +51,7 @@ class Conversation:
         given = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._settings = {name: value for name, value in given.items() if value is not None}
         self._system = [{"role": "system", "content": system}] if system else []
-        self._headers = {"Content-Type": "application/json"}
+        self._headers: dict[str, str] = {}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._turns: list[dict[str, str]] = []
@@ -120,7 +120,7 @@ class Conversation:
             ) from error
 
 
-async def _events(response: Response) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(response: Reply) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream; raises if it ends without its end mark, or with an error."""
     events = EventSplitter(_EVENT_BYTES_MAX)
     async with aclosing(response.chunks()) as chunks:
@@ -135,7 +135,7 @@ async def _events(response: Response) -> AsyncGenerator[dict[str, Any], None]:
     raise DisconnectedError("the answer ended before it was complete")
 
 
-async def _refusal(response: Response) -> TrinamoError:
+async def _refusal(response: Reply) -> TrinamoError:
     body = await response.body()
     kind = RequestError if 400 <= response.status < 500 else UnavailableError
     try:

@@ -15,7 +15,7 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 from .child import Child, ChildState
 from .shared_port import status_url_of

@@ -49,7 +49,7 @@ def tasks(
     from trinamo.runtime.errors import UnavailableError
     from trinamo.runtime.process.tasks import TasksView
     from trinamo.runtime.view.requests import ask_places
-    from trinamo.transports.openai.http_client import fetch
+    from trinamo.transports.openai.client import fetch
 
     from ..running.locating import locate, quiet_log
     from .asking import find_places

@@ -29,7 +29,7 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
 from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 from ..children.child import Child
 from ..children.groups import end_all, wait_all_ready

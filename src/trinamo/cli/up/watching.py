@@ -19,7 +19,7 @@ from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.view.facts import Rates
 from trinamo.transports.assembly.run_file import is_worker_name
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 from ..children.shared_port import status_url_of
 from .display import Display, Row

@@ -12,7 +12,7 @@ import trio
 from tests.certificates import Authority
 from tests.runtime.http.running import Secured, with_tls
 from trinamo.runtime.errors import ConnectError
-from trinamo.transports.openai.http_client import fetch
+from trinamo.transports.openai.client import fetch
 
 pytestmark = with_tls
 
