@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..config.http import HttpConfig
-from ..errors import RequestError, TrinamoError
+from ..errors import LocalProtocolError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces
@@ -22,7 +22,6 @@ from ..view.overview import FrontendView
 from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission
 from .admission.cors import AllowsOrigins
-from .asgi import ExchangeApp
 from .chat import Inference
 from .exchanges import Handler
 from .models.models import ModelManager
@@ -54,16 +53,13 @@ def build_app(
     admission: Admission,
     handlers: Mapping[tuple[bytes, bytes], Handler],
     *,
-    backlog_bytes_max: int,
     traces: Traces,
     view: Callable[[], FrontendView],
     targets: ScrapeTargets | None = None,
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
 
-    `handlers` are routes of it, for servers that know nothing of them.
-
-    `view`, which must not wait, is what `/status` tells; with `targets` there is `/sd`.
+    `handlers` answer before it is asked; it knows that their paths take no other method. `view`, which must not wait, is what `/status` tells; with `targets` there is `/sd`.
     """
 
     async def list_models(_: Request) -> Response:
@@ -96,29 +92,27 @@ def build_app(
     ]
     if targets is not None:
         routes.append(sd_route(targets))
-    routes += exchange_routes(handlers, backlog_bytes_max=backlog_bytes_max)
+    routes += handled_routes(handlers)
     routes.append(_document_route(routes, needs_key=admission.keys is not None))
     built = build_starlette(routes)
     if admission.keys is not None:
-        built.add_middleware(NeedsKey, keys=admission.keys, handlers=handlers)
-    built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock), handlers=handlers)
+        built.add_middleware(NeedsKey, keys=admission.keys)
+    built.add_middleware(TellsRequests, access=AccessLog(manager.env.clock))
     if admission.cors is not None:
         # Outermost: a preflight brings no key, and what is refused within is to be read, too.
-        built.add_middleware(AllowsOrigins, cors=admission.cors, handlers=handlers)
+        built.add_middleware(AllowsOrigins, cors=admission.cors)
     return built
 
 
-def exchange_routes(
-    handlers: Mapping[tuple[bytes, bytes], Handler], *, backlog_bytes_max: int
-) -> list[Route]:
-    """`handlers` as routes, for servers that know nothing of them."""
+def handled_routes(handlers: Iterable[tuple[bytes, bytes]]) -> list[Route]:
+    """The places of `handlers`, by method and path, which a server asks itself: other methods get a 405."""
+
+    async def answered_before(_: Request) -> Response:
+        raise LocalProtocolError("a server asks its handlers before the application")
+
     return [
-        Route(
-            path.decode(),
-            ExchangeApp(handler, backlog_bytes_max=backlog_bytes_max),
-            methods=[method.decode()],
-        )
-        for (method, path), handler in handlers.items()
+        Route(path.decode(), answered_before, methods=[method.decode()])
+        for method, path in handlers
     ]
 
 

@@ -1,7 +1,7 @@
 """One HTTP request and its answer, as the edge sees it: the same for every server.
 
 The own server gives one for each request, without a detour; any ASGI server's is made from `scope`,
-`receive` and `send` (`asgi.py`). Reading waits, writing does not: what the client does not take yet
+`receive` and `send` (`transports/http/asgi.py`). Reading waits, writing does not: what the client does not take yet
 is kept by its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task,
 which cuts off a client that takes nothing for `http.write_timeout_s`.
 """

@@ -25,7 +25,7 @@ from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission, RateLimit
 from .admission.cors import Cors
 from .admission.keys import ApiKeys
-from .app import build_app, build_handlers, exchange_routes, status_of
+from .app import build_app, build_handlers, handled_routes, status_of
 from .bodies import Bodies
 from .exchanges import Handler
 from .metrics import FrontendMetrics
@@ -90,7 +90,6 @@ class HttpService:
             self._manager,
             self.admission,
             self.handlers,
-            backlog_bytes_max=config.backlog_bytes_max,
             traces=traces,
             view=self.view,
             targets=targets,
@@ -124,8 +123,7 @@ class HttpService:
     ) -> None:
         """Answer these too; before it runs."""
         self.handlers.update(handlers)
-        own = exchange_routes(handlers, backlog_bytes_max=self.config.backlog_bytes_max)
-        self.app.router.routes.extend([*own, *routes])
+        self.app.router.routes.extend([*handled_routes(handlers), *routes])
 
     def tune(self, section: HttpConfig) -> None:
         """Admit and refuse requests by the bounds of `section` from now on."""

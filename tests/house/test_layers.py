@@ -48,8 +48,7 @@ FOR_TRANSPORTS = tuple(
 
 # What a request is to whoever answers it.
 FOR_HTTP = tuple(
-    f"runtime.http.{name}*"
-    for name in ("asgi", "bodies", "exchanges", "shares", "status", "transport")
+    f"runtime.http.{name}*" for name in ("bodies", "exchanges", "shares", "status", "transport")
 )
 
 # The first line that matches a module is its rule.

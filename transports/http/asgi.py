@@ -1,20 +1,27 @@
-"""An exchange as ASGI has it, for everything that is not answered directly."""
+"""An exchange as ASGI has it, for what no handler answers; and a request of an ASGI server as an exchange."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 import trio
 
-from trinamo.runtime.http.exchanges import ClientGoneError
+from trinamo.runtime.http.exchanges import ClientGoneError, Headers
+from trinamo.runtime.http.transport import Receive, Scope, Send
+from trinamo.runtime.nurseries import open_nursery
 
+from .carried import CarriedExchange, CarriedHead
 from .exchange import Exchange
+from .refusals import Dates
 
 SENDS_PER_CHECKPOINT: Final = 16
 """So an application that never waits, for a client that always reads, does not hold up others."""
+
+READ_AHEAD_BYTES_MAX: Final = 1 << 16
+"""Of a body that nobody reads, of an ASGI server's request."""
 
 
 class AsgiCall:
@@ -87,3 +94,109 @@ def _address(ask: Callable[[], tuple[str, int]]) -> tuple[str, int] | None:
         host, port = ask()[:2]
         return host, port
     return None
+
+
+# --- a request of any ASGI server, as an exchange ---
+
+
+async def answer_over_asgi(
+    answer: Callable[[Exchange], Awaitable[None]],
+    call: tuple[Scope, Receive, Send],
+    dates: Dates,
+    *,
+    backlog_bytes_max: int,
+) -> None:
+    """Let `answer` answer the request, and return once all is sent, or the client is gone.
+
+    An ASGI server tells nobody that the client has left but who waits in `receive()`, and a `send` may
+    wait as long as the client likes; it says by an `OSError` that the client is gone. So one task
+    reads and another one writes.
+    """
+    scope = call[0]
+    path = scope.get("raw_path") or str(scope["path"]).encode()
+    query = scope.get("query_string", b"")
+    head = CarriedHead(
+        str(scope["method"]).encode("latin-1"),
+        path + (b"?" + query if query else b""),
+        list(scope["headers"]),
+        "1.1",
+    )
+    carrier = _AsgiCarrier(call, dates)
+    exchange = CarriedExchange(
+        1, head, carrier, lambda _, __: None, backlog_bytes_max=backlog_bytes_max
+    )
+    async with open_nursery() as nursery:
+        nursery.start_soon(carrier.read, exchange)
+        nursery.start_soon(carrier.write, exchange)
+        await answer(exchange)
+        await exchange.sent()
+        nursery.cancel_scope.cancel()
+
+
+class _AsgiCarrier:
+    """See `Carrier`."""
+
+    def __init__(self, call: tuple[Scope, Receive, Send], dates: Dates) -> None:
+        scope, self._receive, self._send = call
+        client = scope.get("client")
+        self.address = str(client[0]) if client else ""
+        self.dates = dates
+        self._head: MutableMapping[str, Any] | None = None
+        self._is_over = False
+        """The server has the end of the answer: it says then, too, that the client has left."""
+        self._changed = trio.Event()
+
+    def send_head(self, _: int, status: int, headers: Headers) -> None:
+        # It says itself that a body is asked for.
+        if status >= 200:
+            self._head = {"type": "http.response.start", "status": status, "headers": headers}
+            self._notify()
+
+    def send_body(self, _: CarriedExchange) -> None:
+        self._notify()
+
+    def grant(self, _: int, __: int) -> None:
+        self._notify()
+
+    def reset(self, stream: CarriedExchange) -> None:
+        stream.leave()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def read(self, exchange: CarriedExchange) -> None:
+        """Take the body as fast as it is read, and then see the client leave."""
+        while (message := await self._receive())["type"] != "http.disconnect":
+            data = message.get("body", b"")
+            exchange.put(data, len(data))
+            if not message.get("more_body", False):
+                exchange.end_input()
+            while exchange.body_bytes >= READ_AHEAD_BYTES_MAX:
+                await self._changed.wait()
+        if not self._is_over:
+            exchange.leave()
+            self._notify()
+
+    async def write(self, exchange: CarriedExchange) -> None:
+        """Send what there is, in as few messages as that takes."""
+        try:
+            while not exchange.is_gone:
+                if (head := self._head) is not None:
+                    self._head = None
+                    if exchange.is_last:
+                        head["headers"].append((b"connection", b"close"))
+                    await self._send(head)
+                data, self._is_over = bytes(exchange.outgoing), exchange.is_finished
+                if not (data or self._is_over):
+                    await self._changed.wait()
+                    continue
+                is_last = self._is_over
+                body = {"type": "http.response.body", "body": data, "more_body": not is_last}
+                await self._send(body)
+                exchange.take_off(len(data))
+                if is_last:
+                    exchange.was_sent()
+                    return
+        except OSError:
+            exchange.leave()

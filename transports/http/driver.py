@@ -1,10 +1,11 @@
-"""Our own listener's side of HTTP: an ASGI application, and handlers that are given the exchange itself."""
+"""Who speaks HTTP on a connection, and who answers: a handler that is given the exchange, or an ASGI application."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
 import trio
 
@@ -25,13 +26,16 @@ from .tls.connection import SecureConnection
 from .tls.session import TlsSession
 from .wire import Wire, open_wire
 
+if TYPE_CHECKING:
+    from .hypercorn import Hypercorn
+
 HOSTS_KNOWN_MAX: Final = 256
 
 log = logging.getLogger("trinamo.http")
 
 
 class NativeDriver:
-    """See `Driver`. `handlers` are found by method and path, exactly; the rest is `app`'s."""
+    """Opens connections. `handlers` are found by method and path, exactly; the rest is `app`'s."""
 
     def __init__(
         self,
@@ -48,9 +52,17 @@ class NativeDriver:
         self._refusals, self._certificates = refusals, certificates
         self._backlogs = Budget("http.backlogs_bytes_max", config.backlogs_bytes_max)
         self._known: set[bytes | None] = set()
+        self._hypercorn: Hypercorn | None = None
+        if config.server == "hypercorn":
+            # Most processes never need it, and it would cost each of them some megabytes.
+            from .hypercorn import Hypercorn  # noqa: PLC0415
+
+            self._hypercorn = Hypercorn(config, refusals.dates, self._answer)
 
     def open(self, stream: trio.SocketStream) -> Connection:
-        """See `Driver`."""
+        """A connection that takes the socket over from `stream`."""
+        if self._hypercorn is not None:
+            return self._hypercorn.open(stream)
         wire = open_wire(stream)
         if self._certificates is None:
             return self._speak_http1(wire, self._on_phase)
@@ -93,7 +105,8 @@ class NativeDriver:
                 more = self._refusals.tell(HOST_ANSWER, head.method, head.path, head.headers)
                 exchange.respond(HOST_ANSWER.status, HOST_ANSWER.to_body(), more)
                 return
-            handler = self._handlers.get((exchange.method, exchange.path))
+            path = unquote_to_bytes(exchange.path) if b"%" in exchange.path else exchange.path
+            handler = self._handlers.get((exchange.method, path))
             if handler is not None:
                 await handler(exchange)
             else:

@@ -1,13 +1,15 @@
 """Speaking HTTP/1.1 with hypercorn, as it comes. The only file that imports it.
 
 What hypercorn does not protect from is on the page of operations: it is for a second opinion on
-loopback. What this file does not do: TLS and HTTP/2, which are our own listener's.
+loopback. What this file does not do: TLS and HTTP/2, which are our own listener's, requests as exchanges
+(`asgi.py`), and what is answered (`driver.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -21,13 +23,12 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from trinamo.runtime.config.http import HttpConfig
-from trinamo.runtime.http.asgi import Receive, Scope, Send, send_error
-from trinamo.runtime.http.exchanges import find_header
-from trinamo.runtime.http.transport import AsgiApp
+from trinamo.runtime.http.transport import Receive, Scope, Send
 
-from .hosts import HostPolicy
-from .phases import Connection, Phase
-from .refusals import HOST_ANSWER, Refusals
+from .asgi import answer_over_asgi
+from .exchange import Exchange
+from .phases import Phase
+from .refusals import Dates
 from .wire import abort
 
 REQUESTS_MAX: Final = 100_000
@@ -36,59 +37,63 @@ REQUESTS_MAX: Final = 100_000
 log = logging.getLogger("trinamo.http")
 
 
-class HypercornDriver:
-    """See `Driver`: serves `app`, as any ASGI server would."""
+class Hypercorn:
+    """Opens connections that hypercorn serves; `answer` answers each request of theirs."""
 
     def __init__(
-        self, app: AsgiApp, config: HttpConfig, hosts: HostPolicy, refusals: Refusals
+        self,
+        config: HttpConfig,
+        dates: Dates,
+        answer: Callable[[Exchange, trio.socket.SocketType], Awaitable[None]],
     ) -> None:
-        self._app, self._hosts, self._refusals = app, hosts, refusals
+        self._answer, self._dates = answer, dates
+        self._bytes_max = config.backlog_bytes_max
         self._config = Config()
         self._config.accesslog = None
         self._config.errorlog = log
         self._config.h11_max_incomplete_size = config.header_bytes_max
         self._config.keep_alive_timeout = config.keep_alive_s
         self._config.keep_alive_max_requests = REQUESTS_MAX
-        self._config.include_server_header = False
+        self._config.include_server_header = self._config.include_date_header = False
         self._context: Any = WorkerContext(None)
         # hypercorn's own event is set by a coroutine, which does nothing else.
         self._context.terminated = trio.Event()
 
-    def open(self, stream: trio.SocketStream) -> Connection:
-        """See `Driver`."""
+    def open(self, stream: trio.SocketStream) -> HypercornConnection:
+        """A connection that takes the socket over from `stream`."""
         # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
-        framework: Any = self._answer
+        app: Any = partial(self._serve, stream.socket)
         plain: Any = stream
-        server = _Server(ASGIWrapper(framework), self._config, self._context, {}, plain)
-        return _Connection(stream.socket, server, self._context.terminated.set)
+        server = _Server(ASGIWrapper(app), self._config, self._context, {}, plain)
+        return HypercornConnection(stream.socket, server, self._context.terminated.set)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._hosts.allows(
-            find_header(scope["headers"], b"host")
-        ):
-            more = self._refusals.tell(
-                HOST_ANSWER, scope["method"], scope["path"], scope["headers"]
-            )
-            await send_error(send, HOST_ANSWER, more)
-        else:
-            await self._app(scope, receive, send)
+    async def _serve(
+        self, socket: trio.socket.SocketType, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        await answer_over_asgi(
+            lambda exchange: self._answer(exchange, socket),
+            (scope, receive, send),
+            self._dates,
+            backlog_bytes_max=self._bytes_max,
+        )
 
 
-class _Connection:
+class HypercornConnection:
     """See `Connection`. What it does is not known, so it gives its place to nobody."""
 
     def __init__(
         self, socket: trio.socket.SocketType, server: TCPServer, terminate: Callable[[], None]
     ) -> None:
         self.socket, self.phase = socket, Phase.ANSWERING
-        self._server, self._terminate = server, terminate
+        self._server = server
+        self.close_when_idle = terminate
+        """Hypercorn knows only all connections of a worker."""
 
     async def serve(self) -> None:
         await self._server
-
-    def close_when_idle(self) -> None:
-        """Hypercorn knows only all connections of a worker."""
-        self._terminate()
 
     def abort(self) -> None:
         abort(self.socket)

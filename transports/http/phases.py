@@ -47,11 +47,3 @@ class Connection(Protocol):
     def abort(self) -> None:
         """Close with RST, now, dropping what is unsent; wakes a send that is blocked."""
         ...
-
-
-class Driver(Protocol):
-    """Speaks HTTP on accepted connections, for as long as a server lives."""
-
-    def open(self, stream: trio.SocketStream) -> Connection:
-        """A connection that takes the socket over from `stream`."""
-        ...

@@ -1,7 +1,6 @@
 """Listening, the bound of connections, and the end: what every server of HTTP here has in common.
 
-Who speaks HTTP on an accepted connection is a driver's matter (`phases.py`), chosen by
-`http.server`. What this file does not do: routes (`http/app.py`) and the drain of requests
+Who speaks HTTP on an accepted connection is a matter of `driver.py`. What this file does not do: routes (`http/app.py`) and the drain of requests
 (`http/service.py`).
 """
 
@@ -27,7 +26,6 @@ from .connections import ConnectionTable
 from .driver import NativeDriver
 from .hosts import HostPolicy
 from .listening import configure_socket, open_listeners
-from .phases import Driver
 from .refusals import Refusals
 from .tls.certificates import Certificates, find_certificate_faults
 from .tls.series import CertificateSeries
@@ -48,8 +46,7 @@ class Server:
     while every request is being answered), `keep_alive_s` an idle connection and a head that does
     not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
     vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
-    `hosts.py`. `handlers` answer their method and path without `app`, where the server is our own;
-    `app` answers the same.
+    `hosts.py`. `handlers` answer their method and path in place of `app`.
     """
 
     def __init__(
@@ -75,16 +72,9 @@ class Server:
         has_tls = config.tls.certificate_file is not None
         self._certificates = Certificates(config.tls) if has_tls else None
         changed = self._connections.update
-        self._driver: Driver
-        if config.server == "native":
-            self._driver = NativeDriver(
-                app, handlers, config, hosts, self._refusals, changed, self._certificates
-            )
-        else:
-            # Most processes never need it, and it would cost each of them some megabytes.
-            from .hypercorn import HypercornDriver  # noqa: PLC0415
-
-            self._driver = HypercornDriver(app, config, hosts, self._refusals)
+        self._driver = NativeDriver(
+            app, handlers, config, hosts, self._refusals, changed, self._certificates
+        )
         self._refusing = 0
         self._closing = trio.Event()
         self._drained = trio.Event()

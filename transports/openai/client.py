@@ -92,9 +92,7 @@ class Response:
         if self.is_head_complete and not self._is_framed:
             self.is_complete = True
         if not self.is_complete:
-            raise DisconnectedError(
-                f"{self._who} ended the connection in the middle of its answer"
-            )
+            raise DisconnectedError(f"{self._who} ended the connection in the middle of its answer")
         return b""
 
     def cut(self) -> None:

@@ -7,10 +7,9 @@ does not know itself. https://fetch.spec.whatwg.org/#http-cors-protocol
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from starlette.datastructures import Headers as StarletteHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,12 +45,9 @@ class Cors:
 
 
 class AllowsOrigins(CORSMiddleware):
-    """Answers preflights, and says of `app`'s answers who may read them.
+    """Answers preflights, and says of `app`'s answers who may read them."""
 
-    `handlers`, by method and path, say it themselves.
-    """
-
-    def __init__(self, app: ASGIApp, cors: Cors, handlers: Container[tuple[bytes, bytes]]) -> None:
+    def __init__(self, app: ASGIApp, cors: Cors) -> None:
         super().__init__(
             app,
             allow_origins=cors.origins,
@@ -59,20 +55,9 @@ class AllowsOrigins(CORSMiddleware):
             allow_headers=("*",),
             expose_headers=cors.told,
         )
-        self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if str(scope.get("path", "")).startswith(PREFIX):
             await super().__call__(scope, receive, send)
         else:
             await self.app(scope, receive, send)
-
-    async def simple_response(
-        self, scope: Scope, receive: Receive, send: Send, request_headers: StarletteHeaders
-    ) -> None:
-        """See the base class."""
-        method, path = str(scope["method"]), str(scope["path"])
-        if (method.encode("latin-1"), path.encode()) in self._handlers:
-            await self.app(scope, receive, send)
-        else:
-            await super().simple_response(scope, receive, send, request_headers)

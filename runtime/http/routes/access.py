@@ -5,7 +5,7 @@ Inference looks at its keys and writes its lines itself (`chat.py`), which know 
 
 from __future__ import annotations
 
-from collections.abc import Container, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,7 +15,7 @@ from ...logs.access import LOOK_AGENT, AccessLog
 from ...metrics.metrics import SUCCESS
 from ...view.overview import PREFIX
 from ..admission.keys import ApiKeys
-from ..asgi import send_error
+from ..exchanges import JSON_TYPE
 from ..status import answer_error
 
 OUTCOME: Final = "trinamo.outcome"
@@ -30,21 +30,16 @@ _TENANTS: Final = ("/v1/", "/openapi.json")
 
 
 class TellsRequests:
-    """Tells `access` of every request to `app` but those of `handlers`, by method and path."""
+    """Tells `access` of every request to `app`."""
 
-    def __init__(
-        self, app: ASGIApp, access: AccessLog, handlers: Container[tuple[bytes, bytes]]
-    ) -> None:
-        self._app, self._access, self._handlers = app, access, handlers
+    def __init__(self, app: ASGIApp, access: AccessLog) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         method, path = str(scope["method"]), str(scope["path"])
-        if (method.encode("latin-1"), path.encode()) in self._handlers:
-            await self._app(scope, receive, send)
-            return
         began_at, status = self._access.now(), 0
 
         async def sending(message: MutableMapping[str, Any]) -> None:
@@ -69,7 +64,7 @@ class TellsRequests:
 
 
 class NeedsKey:
-    """Lets only requests with a key to `app`, and those of `handlers`, by method and path.
+    """Lets only requests with a key to `app`.
 
     What tells of all clients needs one that is marked as an operator's.
 
@@ -77,10 +72,8 @@ class NeedsKey:
     there are keys it is only served here if the configuration says so.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: ApiKeys, handlers: Container[tuple[bytes, bytes]]
-    ) -> None:
-        self._app, self._keys, self._handlers = app, keys, handlers
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_open(scope):
@@ -91,12 +84,14 @@ class NeedsKey:
             except RequestError as error:
                 answer = answer_error(error)
                 scope[OUTCOME] = answer.code
-                await send_error(send, answer)
+                body = answer.to_body()
+                own = [(b"content-type", JSON_TYPE), (b"content-length", b"%d" % len(body))]
+                start = {"type": "http.response.start", "status": answer.status}
+                await send({**start, "headers": own + answer.headers})
+                await send({"type": "http.response.body", "body": body, "more_body": False})
                 return
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        path, method = str(scope["path"]), str(scope["method"])
-        is_page = path == PREFIX or path.startswith(f"{PREFIX}/")
-        is_handled = (method.encode("latin-1"), path.encode()) in self._handlers
-        return is_page or is_handled or path in OPEN
+        path = str(scope["path"])
+        return path == PREFIX or path.startswith(f"{PREFIX}/") or path in OPEN

@@ -20,7 +20,6 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import EngineError, UnavailableError
-from trinamo.runtime.http.asgi import ExchangeApp
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.metrics import FrontendMetrics
@@ -30,6 +29,8 @@ from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.sinks import forward_items
+from trinamo.transports.http.asgi import answer_over_asgi
+from trinamo.transports.http.refusals import Dates
 
 LAST = Delta("!", [0], FinishReason.STOP)
 
@@ -97,11 +98,13 @@ class Served:
     tokens_max: int = 1 << 20
 
     async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
-        app = ExchangeApp(
-            partial(self._answer, forward), backlog_bytes_max=self.config.backlog_bytes_max
-        )
         scope = {"method": "POST", "path": "/", "headers": []}
-        await app(scope, self.client.receive, self.client.send)
+        await answer_over_asgi(
+            partial(self._answer, forward),
+            (scope, self.client.receive, self.client.send),
+            Dates(RealEnv().clock),
+            backlog_bytes_max=self.config.backlog_bytes_max,
+        )
 
     async def run_items(self, items: AsyncGenerator[Delta, None]) -> None:
         await self.run(partial(forward_items, items))

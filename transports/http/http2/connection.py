@@ -28,12 +28,12 @@ from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 
+from ..carried import CarriedExchange, CarriedHead
 from ..output import Output
 from ..phases import Phase
 from ..refusals import Refusals
 from ..wire import Wire, abort, peer_of
 from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget
-from .exchange import Http2Exchange, read_head
 from .opening import STREAMS_MAX, encode_goaway, open_h2
 
 STREAMS_PER_CONNECTION: Final = 10_000
@@ -63,7 +63,7 @@ class Http2Connection:
         wire: Wire,
         config: HttpConfig,
         refusals: Refusals,
-        answer: Callable[[Http2Exchange, trio.socket.SocketType], Awaitable[None]],
+        answer: Callable[[CarriedExchange, trio.socket.SocketType], Awaitable[None]],
         on_phase: Callable[[Http2Connection], None],
         backlogs: Budget,
     ) -> None:
@@ -87,9 +87,9 @@ class Http2Connection:
             config.header_bytes_max, lambda fields: self._budget.spend(FIELD_COST * fields)
         )
         self._preface_left = _PREFACE_BYTES
-        self._streams: dict[int, Http2Exchange] = {}
+        self._streams: dict[int, CarriedExchange] = {}
         """Requests that are being answered, also if their client is gone."""
-        self._ready: dict[int, Http2Exchange] = {}
+        self._ready: dict[int, CarriedExchange] = {}
         """Those that may have something to send, in the order of their turns."""
         self._stalls = Deadlines(config.write_timeout_s, self.reset)
         """Those whose client takes nothing."""
@@ -257,11 +257,11 @@ class Http2Connection:
         if self._is_leaving or len(self._streams) >= STREAMS_MAX:
             self._reset(stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
             return
-        head = read_head([(bytes(n), bytes(v)) for n, v in event.headers or ()])
+        head = _read_head([(bytes(n), bytes(v)) for n, v in event.headers or ()])
         if head is None:
             self._reset(stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
             return
-        stream = Http2Exchange(
+        stream = CarriedExchange(
             stream_id,
             head,
             self,
@@ -278,7 +278,7 @@ class Http2Connection:
         self._on_phase(self)
         self._spawn(partial(self._run, stream))
 
-    async def _run(self, stream: Http2Exchange) -> None:
+    async def _run(self, stream: CarriedExchange) -> None:
         try:
             await self._answer(stream, self.socket)
             if stream.is_finished:
@@ -291,7 +291,7 @@ class Http2Connection:
             await trio.sleep(LINGER_S)
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
 
-    def _end(self, stream: Http2Exchange) -> None:
+    def _end(self, stream: CarriedExchange) -> None:
         stream_id = stream.stream_id
         stream.release()
         if stream.is_sent:
@@ -311,32 +311,32 @@ class Http2Connection:
         )
         self._idle.deadline = trio.current_time() + waits
 
-    # --- what streams ask: see `Frames` ----------------------------------------------------------
+    # --- what streams ask: see `Carrier` ----------------------------------------------------------
 
     def send_head(self, stream_id: int, status: int, headers: Headers) -> None:
-        """See `Frames`."""
+        """See `Carrier`."""
         fields = [(b":status", b"%d" % status), *headers]
         self._tell(lambda: self._h2.send_headers(stream_id, fields))
 
-    def send_body(self, stream: Http2Exchange) -> None:
-        """See `Frames`."""
+    def send_body(self, stream: CarriedExchange) -> None:
+        """See `Carrier`."""
         if not stream.is_gone:
             self._ready[stream.stream_id] = stream
             self._stalls.begin(stream)
             self._notify()
 
     def grant(self, stream_id: int, size: int) -> None:
-        """See `Frames`."""
+        """See `Carrier`."""
         if size:
             self._tell(lambda: self._h2.acknowledge_received_data(size, stream_id))
 
-    def reset(self, stream: Http2Exchange) -> None:
-        """See `Frames`."""
+    def reset(self, stream: CarriedExchange) -> None:
+        """See `Carrier`."""
         self._budget.spend(RESET_COSTS)
         self._reset(stream.stream_id, h2.errors.ErrorCodes.CANCEL)
         self._forget(stream)
 
-    def _forget(self, stream: Http2Exchange) -> None:
+    def _forget(self, stream: CarriedExchange) -> None:
         self._ready.pop(stream.stream_id, None)
         self._stalls.end(stream)
         stream.leave()
@@ -383,7 +383,7 @@ class Http2Connection:
             else:
                 await self._wait_for(lambda: bool(self._control or self._ready or self._is_over))
 
-    def _fill(self) -> list[Http2Exchange]:
+    def _fill(self) -> list[CarriedExchange]:
         """Take what streams may send, a frame of each in turn; those whose last frame it was."""
         ended = []
         while self._ready and len(self._control) < WRITE_BYTES:
@@ -399,7 +399,7 @@ class Http2Connection:
                 ended.append(stream)
         return ended
 
-    def _send_frame(self, stream: Http2Exchange) -> bool:
+    def _send_frame(self, stream: CarriedExchange) -> bool:
         size = min(
             len(stream.outgoing),
             self._h2.local_flow_control_window(stream.stream_id),
@@ -436,3 +436,16 @@ class Http2Connection:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _read_head(fields: Headers) -> CarriedHead | None:
+    """The head that `fields` are; None for one that HTTP/1 could not say."""
+    pseudo = {name: value for name, value in fields if name.startswith(b":")}
+    headers = [(name, value) for name, value in fields if not name.startswith(b":")]
+    method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
+    authority = pseudo.get(b":authority")
+    if authority is not None:
+        headers = [(b"host", authority), *((n, v) for n, v in headers if n != b"host")]
+    if not target.startswith((b"/", b"*")) or not (target + method).isascii():
+        return None
+    return CarriedHead(method, target, headers, "2")

@@ -1,8 +1,8 @@
-"""One request of HTTP/2, and its answer: an `HttpExchange`, bounded in either direction.
+"""A request and its answer that wait here for their carrier: a connection of HTTP/2, or an ASGI server.
 
 What nobody takes of a body is not granted anew to the client, so it waits with the client; what the
 client does not take of an answer waits here. What this file does not do: frames and whose turn it is
-(`connection.py`).
+(`http2/connection.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, Protocol
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http.exchanges import Headers
 
-from ..exchange import Exchange
-from ..refusals import Dates
+from .exchange import Exchange
+from .refusals import Dates
 
 STREAM_BYTES: Final = 1 << 14
 """What a stream costs that waits for its client, beside its answer."""
 
 
-class Http2Head:
+class CarriedHead:
     """What is kept of one."""
 
     __slots__ = (
@@ -34,31 +34,18 @@ class Http2Head:
         "version",
     )
 
-    def __init__(self, method: bytes, target: bytes, headers: Headers) -> None:
-        self.method, self.headers, self.version = method.upper(), headers, "2"
+    def __init__(self, method: bytes, target: bytes, headers: Headers, version: str) -> None:
+        self.method, self.headers, self.version = method.upper(), headers, version
         self.path, _, self.query = target.partition(b"?")
         known = dict(headers)
         self.host = known.get(b"host")
-        # `h2` has looked at it.
+        # The carrier has looked at it.
         self.length = int(known.get(b"content-length", b"0"))
         self.expects_continue = known.get(b"expect", b"").lower() == b"100-continue"
 
 
-def read_head(fields: Headers) -> Http2Head | None:
-    """The head that `fields` are; None for one that HTTP/1 could not say."""
-    pseudo = {name: value for name, value in fields if name.startswith(b":")}
-    headers = [(name, value) for name, value in fields if not name.startswith(b":")]
-    method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
-    authority = pseudo.get(b":authority")
-    if authority is not None:
-        headers = [(b"host", authority), *((n, v) for n, v in headers if n != b"host")]
-    if not target.startswith((b"/", b"*")) or not (target + method).isascii():
-        return None
-    return Http2Head(method, target, headers)
-
-
-class Frames(Protocol):
-    """What an exchange asks of its connection. None of it waits."""
+class Carrier(Protocol):
+    """What an exchange asks of whoever carries it. None of it waits."""
 
     address: str
     """The peer's."""
@@ -68,7 +55,7 @@ class Frames(Protocol):
         """Send a head; dropped if the stream is over."""
         ...
 
-    def send_body(self, stream: Http2Exchange) -> None:
+    def send_body(self, stream: CarriedExchange) -> None:
         """The stream has something to send, or has come to its end."""
         ...
 
@@ -76,31 +63,31 @@ class Frames(Protocol):
         """The client may send as much again."""
         ...
 
-    def reset(self, stream: Http2Exchange) -> None:
+    def reset(self, stream: CarriedExchange) -> None:
         """End the stream before its time."""
         ...
 
 
-class Http2Exchange(Exchange):
+class CarriedExchange(Exchange):
     """See `HttpExchange`. `hold` counts what is kept for the client."""
 
     def __init__(
         self,
         stream_id: int,
-        head: Http2Head,
-        frames: Frames,
-        hold: Callable[[Http2Exchange, int], None],
+        head: CarriedHead,
+        carrier: Carrier,
+        hold: Callable[[CarriedExchange, int], None],
         *,
         backlog_bytes_max: int,
     ) -> None:
-        super().__init__(head, frames.address)
+        super().__init__(head, carrier.address)
         self.stream_id = stream_id
         self.outgoing = bytearray()
         self.taken_bytes = 0
         """Of the answer, by the client."""
         self.is_sent = False
         """The whole answer is the kernel's."""
-        self._frames, self._hold_unsent = frames, hold
+        self._carrier, self._hold_unsent = carrier, hold
         self._backlog_bytes_max = backlog_bytes_max
         self._is_input_over = self._is_full = False
         self._ungranted = 0
@@ -125,10 +112,10 @@ class Http2Exchange(Exchange):
 
     def _taken(self) -> None:
         size, self._ungranted = self._ungranted, 0
-        self._frames.grant(self.stream_id, size)
+        self._carrier.grant(self.stream_id, size)
 
     def _ask_on(self) -> None:
-        self._frames.send_head(self.stream_id, 100, [])
+        self._carrier.send_head(self.stream_id, 100, [])
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -156,8 +143,8 @@ class Http2Exchange(Exchange):
             raise LocalProtocolError("a header of an answer has a line end in it")
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
-        headers.append((b"date", self._frames.dates.value()))
-        self._frames.send_head(self.stream_id, self.status, headers)
+        headers.append((b"date", self._carrier.dates.value()))
+        self._carrier.send_head(self.stream_id, self.status, headers)
         self.has_begun = True
 
     def _keep(self, data: bytes) -> None:
@@ -165,7 +152,7 @@ class Http2Exchange(Exchange):
             return
         self.outgoing += data
         self._count()
-        self._frames.send_body(self)
+        self._carrier.send_body(self)
 
     def on_room(self, listener: Callable[[], None]) -> None:
         self._on_room = listener
@@ -212,7 +199,7 @@ class Http2Exchange(Exchange):
 
     def give_way(self) -> None:
         """See `Holder`."""
-        self._frames.reset(self)
+        self._carrier.reset(self)
 
     def _count(self) -> None:
         """What is kept for the client has changed."""
