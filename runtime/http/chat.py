@@ -103,50 +103,31 @@ class Inference:
         """
         public_id, inner_id = self._ids.make(exchange.headers)
         now = self._manager.env.clock.now()
-        trace = self._traces.begin(inner_id, self._traceparent(exchange))
-        with (
-            log_fields(request_id=inner_id),
-            trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
-        ):
-            await self._serve(exchange, public_id, _Arrived(inner_id, now, trace, leg))
-
-    def _traceparent(self, exchange: HttpExchange) -> str:
-        """Whose span the client's request is a part of."""
-        return (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
-
-    async def _serve(self, exchange: HttpExchange, public_id: str, arrived: _Arrived) -> None:
+        traceparent = (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
+        trace = self._traces.begin(inner_id, traceparent)
         headers = self._ids.answer_headers(exchange.headers, public_id)
         if self._admission.cors is not None:
             headers += self._admission.cors.headers(exchange.headers)
         refusal: ErrorAnswer | None = None
-        try:
-            key = self._check_key(exchange)
-            deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
-            tenant = "" if key is None else key.tenant
-            party = tenant or party_of(exchange.address)
-            with (
-                self._admission.arriving(arrived.id, party) as ticket,
-                Body(self._admission.bodies, party) as body,
-            ):
-                read = Read(await self._read(exchange, body, party), body, tenant)
-                self._admission.arrived(ticket)
-                arrived.leg.mark("body")
-                ticket.sees_workers = key is None or key.is_operator
-                record = await self._answer(read, ticket, exchange, arrived, headers, deadline)
-            arrived.leg.finish(record.outcome, model=record.model)
-            self._tell(exchange, arrived, record)
-        except ClientGoneError:
-            self._refused(exchange, arrived, CLIENT_GONE, "client_disconnect")
-        except TrinamoError as error:
-            refusal = self._explain(arrived.id)(error)
-            if isinstance(error, OverloadedError):
-                self._admission.refused(error)
-            self._refused(exchange, arrived, refusal.status, refusal.code, str(error))
-            if self._admission.is_draining:
-                headers.append((b"connection", b"close"))
-        # Not while the error is held: its traceback holds the body.
-        if refusal is not None:
-            respond_error(exchange, refusal, headers)
+        with (
+            log_fields(request_id=inner_id),
+            trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
+        ):
+            arrived = _Arrived(inner_id, now, trace, leg)
+            try:
+                await self._admit(exchange, headers, arrived)
+            except ClientGoneError:
+                self._refused(exchange, arrived, CLIENT_GONE, "client_disconnect")
+            except TrinamoError as error:
+                refusal = self._explain(inner_id)(error)
+                if isinstance(error, OverloadedError):
+                    self._admission.refused(error)
+                self._refused(exchange, arrived, refusal.status, refusal.code, str(error))
+                if self._admission.is_draining:
+                    headers.append((b"connection", b"close"))
+            # Not while the error is held: its traceback holds the body.
+            if refusal is not None:
+                respond_error(exchange, refusal, headers)
 
     def _check_key(self, exchange: HttpExchange) -> Key | None:
         keys = self._admission.keys
@@ -202,14 +183,27 @@ class Inference:
             error=error,
         )
 
-    async def _read(self, exchange: HttpExchange, body: Body, party: str) -> bytearray:
-        self._admission.check_load(self._manager.engines(self._endpoint.kind), party)
-        check_json(exchange.headers)
-        return await exchange.read_body(
-            body, bytes_max=self._config.body_bytes_max, timeout_s=self._config.body_timeout_s
-        )
+    async def _admit(self, exchange: HttpExchange, headers: Headers, arrived: _Arrived) -> None:
+        """Read the body, wait for a place as often as need be, and answer."""
+        admission, key = self._admission, self._check_key(exchange)
+        deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
+        tenant = "" if key is None else key.tenant
+        party = tenant or party_of(exchange.address)
+        with admission.arriving(arrived.id, party) as ticket, Body(admission.bodies, party) as body:
+            admission.check_load(self._manager.engines(self._endpoint.kind), party)
+            check_json(exchange.headers)
+            limits = self._config.body_bytes_max, self._config.body_timeout_s
+            data = await exchange.read_body(body, bytes_max=limits[0], timeout_s=limits[1])
+            read = Read(data, body, tenant)
+            del data
+            admission.arrived(ticket)
+            arrived.leg.mark("body")
+            ticket.sees_workers = key is None or key.is_operator
+            record = await self._take_turns(read, ticket, exchange, arrived, headers, deadline)
+        arrived.leg.finish(record.outcome, model=record.model)
+        self._tell(exchange, arrived, record)
 
-    async def _answer(
+    async def _take_turns(
         self,
         read: Read,
         ticket: Ticket,
@@ -268,7 +262,7 @@ class Inference:
             explain = self._explain(inner_id)
             may_wait = self._admission.queue.length_max > 0
             delivery = Delivery(exchange, sink, context, record, self._config, explain, may_wait)
-            await delivery.run(partial(forward, generate, context))
+            await delivery.run(forward, generate)
         if record.first_token_at is not None:
             arrived.leg.mark("first_token", record.first_token_at)
         arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)

@@ -12,7 +12,7 @@ answers (`chat.py`), and hold what a slow client has not taken yet (the exchange
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -20,6 +20,7 @@ import trio
 
 from ..config.http import HttpConfig
 from ..context import Context, Reason
+from ..engines.generation import Forward
 from ..errors import (
     DeadlineError,
     EngineError,
@@ -31,7 +32,7 @@ from ..errors import (
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.openai.answers import DONE, AnswerFormat, PromptTokensDetails, Usage
-from ..protocol.openai.generate import Delta
+from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
@@ -226,8 +227,8 @@ class Delivery:
     """Whether a request that every worker refuses for want of room is sent back, to wait."""
     _is_made: bool = False
 
-    async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
-        """Await `forward`, which fills the sink, then the last byte; used once.
+    async def run(self, forward: Forward, request: GenerateRequest) -> None:
+        """Await what an engine's `forward` hands to the sink, then the last byte; used once.
 
         Does not raise: what goes wrong is told to the client, as far as it is there, and becomes
         the outcome. With the outcome `SENT_BACK` nothing was told. Cancelled from outside, `forward` has unwound before this leaves.
@@ -238,7 +239,7 @@ class Delivery:
         caught: Exception | None = None
         try:
             with scope:
-                await forward(self._sink)
+                await forward(request, self._context, self._sink)
             if not (scope.cancelled_caught or self._context.cut_by or exchange.is_gone):
                 self._sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told

@@ -27,7 +27,7 @@ from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.sinks import forward_items
 from trinamo.transports.http.asgi import answer_over_asgi
 from trinamo.transports.http.refusals import Dates
@@ -117,7 +117,7 @@ class Served:
             to = Recipient(exchange, record, [], kept, 1 << 19, self.tokens_max)
             sink = self.sink_type(to, make_form)
             delivery = Delivery(exchange, sink, self.context, record, self.config, answer_error)
-            await delivery.run(forward)
+            await delivery.run(lambda _, __, sink: forward(sink), GenerateRequest(model="m"))
         self.outcome = record.outcome
 
     def value(self, name: str) -> float:
