@@ -22,7 +22,7 @@ from tests.sources import ROOT
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.transports.http.tls.series import CertificateSeries
+from trinamo.transports.http.tls.certificates import CertificateSeries
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"

@@ -26,8 +26,8 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.transport import Receive, Scope, Send
 
 from .asgi import answer_over_asgi
+from .connections import Phase
 from .exchange import Exchange
-from .phases import Phase
 from .refusals import Dates
 from .wire import abort
 

@@ -1,6 +1,6 @@
 """What goes out on one connection: sent at once as far as the socket takes it, else kept and flushed.
 
-What this file does not do: HTTP (`answers.py`).
+What this file does not do: HTTP (`http1/connection.py`).
 """
 
 from __future__ import annotations

@@ -23,12 +23,10 @@ from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.nurseries import open_nursery
 
 from .connections import ConnectionTable
-from .driver import NativeDriver
-from .hosts import HostPolicy
+from .driver import HostPolicy, NativeDriver
 from .listening import configure_socket, open_listeners
 from .refusals import Refusals
-from .tls.certificates import Certificates, find_certificate_faults
-from .tls.series import CertificateSeries
+from .tls.certificates import Certificates, CertificateSeries, find_certificate_faults
 
 REFUSALS_MAX: Final = 64
 """How many connections over the limit are answered at a time; the rest is just closed."""
@@ -46,7 +44,7 @@ class Server:
     while every request is being answered), `keep_alive_s` an idle connection and a head that does
     not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
     vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
-    `hosts.py`. `handlers` answer their method and path in place of `app`.
+    `driver.py`. `handlers` answer their method and path in place of `app`.
     """
 
     def __init__(

@@ -24,11 +24,11 @@ from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.status import answer_error
-from trinamo.runtime.http.streaming import AnswerSink, BodySink, Delivery, EventSink, Recipient
+from trinamo.runtime.http.streaming import BodySink, Delivery, EventSink, Recipient
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
-from trinamo.runtime.sinks import forward_items
+from trinamo.runtime.sinks import Sink, forward_items
 from trinamo.transports.http.asgi import answer_over_asgi
 from trinamo.transports.http.refusals import Dates
 
@@ -97,7 +97,7 @@ class Served:
     answers: Bodies = attrs.field(factory=lambda: Bodies(1 << 20, are_answers=True))
     tokens_max: int = 1 << 20
 
-    async def run(self, forward: Callable[[AnswerSink], Awaitable[None]]) -> None:
+    async def run(self, forward: Callable[[Sink[Delta]], Awaitable[None]]) -> None:
         scope = {"method": "POST", "path": "/", "headers": []}
         await answer_over_asgi(
             partial(self._answer, forward),
@@ -110,7 +110,7 @@ class Served:
         await self.run(partial(forward_items, items))
 
     async def _answer(
-        self, forward: Callable[[AnswerSink], Awaitable[None]], exchange: HttpExchange
+        self, forward: Callable[[Sink[Delta]], Awaitable[None]], exchange: HttpExchange
     ) -> None:
         make_form = partial(CompletionAnswer, "1", "m", 0, wants_usage=False)
         with self.metrics.request("m", "chat") as record, Body(self.answers) as kept:
@@ -308,7 +308,7 @@ async def test_a_slow_client_pauses_its_source_until_half_of_it_is_sent(
     rooms: list[bool] = []
     resumed: list[float] = []
 
-    async def push(sink: AnswerSink) -> None:
+    async def push(sink: Sink[Delta]) -> None:
         sink.starts(lambda: resumed.append(trio.current_time()))
         rooms.extend(sink.take([Delta("x" * size, [1])]) for size in (100, 300, 700))
         await trio.sleep(10)
@@ -328,7 +328,7 @@ async def test_what_a_sink_cannot_take_ends_the_request(
     """It comes out of the source, and is told like any other error."""
     served = Served(AsgiClient(), sink_type=sink_type)
 
-    async def push(sink: AnswerSink) -> None:
+    async def push(sink: Sink[Delta]) -> None:
         sink.starts(lambda: None)
         nothing: Any = object()
         sink.take([Delta(nothing, [1], FinishReason.STOP)])
@@ -374,7 +374,7 @@ async def test_an_engine_that_goes_on_after_its_finish_reason_fills_no_memory(
     """Only the last event waits for the end; a client that does not read stops such an engine too."""
     served = Served(AsgiClient(read_s=1), HttpConfig(backlog_bytes_max=10_000))
 
-    async def push(sink: AnswerSink) -> None:
+    async def push(sink: Sink[Delta]) -> None:
         sink.starts(lambda: None)
         assert sink.take([LAST])
         assert [sink.take([Delta("x" * 4000, [1])]) for _ in range(3)] == [True, True, False]

@@ -20,7 +20,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.kv.transfer.metrics import ALIASES
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.transports.http.tls.series import CertificateSeries
+from trinamo.transports.http.tls.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.status_app import Health, build_status_app
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.worker.metrics import WorkerMetrics
-from trinamo.transports.http.hosts import HostPolicy
+from trinamo.transports.http.driver import HostPolicy
 from trinamo.transports.http.server import Server
 
 OWN = ["localhost", "LOCALHOST:8787", "localhost.", "127.0.0.1:1", "[::1]:80", "[::1]", "10.0.0.7"]

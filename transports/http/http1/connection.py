@@ -11,6 +11,7 @@ What this file does not do: what is answered (`../driver.py`), and who may conne
 
 from __future__ import annotations
 
+import http
 import math
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -18,16 +19,19 @@ from typing import Final
 import trio
 
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.errors import LocalProtocolError
+from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 
+from ..connections import Phase
+from ..exchange import Exchange
 from ..output import Output
-from ..phases import Phase
 from ..refusals import Refusals
 from ..wire import Wire, abort, peer_of
-from .exchange import Http1Exchange
-from .heads import FaultError, HeadReader
+from .bodies import open_body
+from .heads import FaultError, HeadReader, RequestHead
 
 READ_BYTES: Final = 1 << 16
 CHUNKS_READ_BYTES: Final = 1 << 14
@@ -37,6 +41,13 @@ REQUESTS_MAX: Final = 100_000
 """On one connection; it ends after the last one."""
 LINGER_S: Final = 2.0
 """For a client that still sends to see the answer, and stop: a close would reset it."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
 
 
 class Http1Connection:
@@ -303,3 +314,103 @@ class Http1Connection:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
+
+
+class Http1Exchange(Exchange):
+    """One request and its answer: an `HttpExchange`. What is written while `is_gone` is dropped."""
+
+    def __init__(self, owner: Http1Connection, head: RequestHead) -> None:
+        super().__init__(head, owner.address)
+        self.is_last = head.is_last
+        self._owner, self._output = owner, owner.output
+        self._reader = open_body(head)
+        self._is_1_1 = head.is_1_1
+        self._is_chunked = False
+
+    @property
+    def is_body_complete(self) -> bool:
+        return self._reader.is_complete
+
+    def take(self, buffer: bytearray) -> None:
+        """Take from `buffer` what belongs to the body. Raises `FaultError`."""
+        self._reader.read(buffer, self._body)
+        self._notify()
+
+    def _taken(self) -> None:
+        self._owner.body_taken()
+
+    def _ask_on(self) -> None:
+        self._output.send(CONTINUE)
+
+    # --- the answer ----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> bool:
+        head = b"" if self.has_begun else self._make_head(None)
+        out = head + self._frame(data)
+        return self.is_gone or not out or self._output.send(out)
+
+    def finish(self, data: bytes = b"") -> None:
+        if self.is_finished:
+            raise LocalProtocolError("an answer ends once")
+        head = b"" if self.has_begun else self._make_head(len(data))
+        out = head + self._frame(data)
+        self._check_end()
+        if self._is_chunked:
+            out += LAST_CHUNK
+        self.is_finished = True
+        if out and not self.is_gone:
+            self._output.send(out)
+        self._notify()
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._output.on_room(listener)
+
+    async def sent(self) -> None:
+        await self._output.wait_flushed()
+
+    async def wait_room(self) -> None:
+        await self._output.wait_room()
+
+    def _frame(self, data: bytes) -> bytes:
+        data = self._check(data)
+        return encode_chunk(data) if self._is_chunked else data
+
+    def _make_head(self, length: int | None) -> bytes:
+        headers, length = self._open(length)
+        more = self._owner.dates.line() + self._make_framing(length) + self._make_connection()
+        head = encode_head(self.status, headers, more)
+        self.has_begun = True
+        return head
+
+    def _make_framing(self, length: int | None) -> bytes:
+        self._is_chunked = False
+        if length is not None:
+            return b"content-length: %d\r\n" % length
+        if self._is_mute and self.method != b"HEAD":
+            return b""
+        if self._is_1_1:
+            self._is_chunked = not self._is_mute
+            return b"transfer-encoding: chunked\r\n"
+        self.is_last = True
+        return b""
+
+    def _make_connection(self) -> bytes:
+        # A client that keeps its connections would send its next request into the close.
+        self.is_last |= self._owner.is_closing or not self._reader.is_complete
+        if self.is_last:
+            return b"connection: close\r\n"
+        return b"" if self._is_1_1 else b"connection: keep-alive\r\n"
+
+
+def encode_head(status: int, headers: Headers, more: bytes) -> bytes:
+    """A head with `more` lines. Raises `LocalProtocolError` for a header that would be two."""
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise LocalProtocolError("a header of an answer has a line end in it")
+    return b"%b%b%b\r\n" % (line, lines, more)
+
+
+def encode_chunk(data: bytes) -> bytes:
+    """`data` as a chunk; nothing for nothing, as an empty one would be the last."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

@@ -13,7 +13,7 @@ import trio
 
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 
-from ..phases import Connection, Phase
+from ..connections import Connection, Phase
 from ..wire import Wire, abort
 from .session import TlsSession
 

@@ -30,8 +30,7 @@ from tests.transports.http.http1.other_reader import Request, normal, read_by_h1
 from tests.transports.http.http1.served import FixedClock, MemorySocket
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.transports.http.driver import NativeDriver
-from trinamo.transports.http.hosts import HostPolicy
+from trinamo.transports.http.driver import HostPolicy, NativeDriver
 from trinamo.transports.http.http1.connection import READ_AHEAD_BYTES_MAX, Http1Connection
 from trinamo.transports.http.refusals import Refusals
 

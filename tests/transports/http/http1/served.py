@@ -17,9 +17,8 @@ import trio.testing
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
-from trinamo.transports.http.driver import NativeDriver
-from trinamo.transports.http.hosts import HostPolicy
-from trinamo.transports.http.phases import Connection
+from trinamo.transports.http.connections import Connection
+from trinamo.transports.http.driver import HostPolicy, NativeDriver
 from trinamo.transports.http.refusals import Refusals
 
 HOST = b"host: localhost\r\n"

@@ -17,8 +17,11 @@ from tests.certificates import Authority
 from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
-from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
-from trinamo.transports.http.tls.expiry import find_expiry
+from trinamo.transports.http.tls.certificates import (
+    Certificates,
+    find_certificate_faults,
+    find_expiry,
+)
 
 
 @pytest.fixture
