@@ -16,6 +16,8 @@ from trinamo.runtime.http.exchanges import Handler
 from trinamo.runtime.http.shares import Budget
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.transport import AsgiApp
+from trinamo.transports.sockets.tls import TlsSession
+from trinamo.transports.sockets.wire import Wire, open_wire
 
 from .asgi import AsgiCall
 from .connections import Connection
@@ -24,8 +26,6 @@ from .http1.connection import Http1Connection
 from .refusals import HOST_ANSWER, Refusals
 from .tls.certificates import Certificates
 from .tls.connection import SecureConnection
-from .tls.session import TlsSession
-from .wire import Wire, open_wire
 
 if TYPE_CHECKING:
     from .hypercorn import Hypercorn

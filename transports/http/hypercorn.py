@@ -24,12 +24,12 @@ from hypercorn.utils import parse_socket_addr
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.transport import Receive, Scope, Send
+from trinamo.transports.sockets.wire import abort
 
 from .asgi import answer_over_asgi
 from .connections import Phase
 from .exchange import Exchange
 from .refusals import Dates
-from .wire import abort
 
 REQUESTS_MAX: Final = 100_000
 """On one connection; it ends after the last one."""

@@ -12,8 +12,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.http.shares import Budget
-
-from .wire import Wire
+from trinamo.transports.sockets.wire import Wire
 
 WRITE_BYTES: Final = 1 << 16
 """What must be taken within the deadline: the measure of progress."""

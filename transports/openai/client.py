@@ -6,7 +6,6 @@ are idle (`Connections`), processes of our own over one for each question (`fetc
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import ssl
@@ -29,6 +28,8 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.logs.text import cut, reason
+from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
+from trinamo.transports.sockets.wire import KernelWire, Wire, open_wire, send_all
 
 from .address import PORTS, Address
 
@@ -131,50 +132,33 @@ class Response:
 
 
 class Connection:
-    """One open connection. Without TLS it is read without trio's checkpoints: once a token."""
+    """One open connection, over which one request after the other goes."""
 
-    __slots__ = ("_stream", "idle_since", "is_used", "plain", "sent_at", "who")
+    __slots__ = ("_wire", "idle_since", "is_used", "plain", "sent_at", "who")
 
-    def __init__(self, stream: trio.abc.Stream, who: str) -> None:
-        self.who = who
-        self._stream: trio.abc.Stream | None = stream
-        self.plain: socket.socket | None = None
+    def __init__(self, wire: Wire, who: str) -> None:
+        self._wire, self.who = wire, who
+        self.plain = wire.plain if isinstance(wire, KernelWire) else None
         """The socket itself, where it is the kernel's and not TLS's."""
         self.idle_since = 0.0
         self.is_used = False
         """Whether it has carried a request already, so that its peer may have closed it since."""
         self.sent_at = math.inf
         """When all of the request was the kernel's."""
-        if isinstance(stream, trio.SocketStream) and not hasattr(stream.socket, "send_nowait"):
-            # The kernel's own: what else trio does for each read costs more than the system call.
-            given = stream.socket
-            kind = given.family, given.type, given.proto
-            self.plain, self._stream = socket.socket(*kind, fileno=given.detach()), None
 
     async def send(self, data: bytes) -> None:
         """Send a request; `DisconnectedError` if that fails."""
+        seal = self._wire.seal
         try:
-            if self.plain is not None:
-                await _send_all(self.plain, data)
-            elif self._stream is not None:
-                await self._stream.send_all(data)
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            await send_all(self._wire, data if seal is None else seal(data))
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"{self.who} closed the connection") from error
 
     async def receive(self) -> bytes:
         """The next bytes; empty at the end. `DisconnectedError` if it breaks."""
-        plain = self.plain
         try:
-            if plain is None:
-                assert self._stream is not None
-                return bytes(await self._stream.receive_some(_READ_BYTES))
-            while True:
-                await trio.lowlevel.wait_readable(plain)
-                try:
-                    return plain.recv(_READ_BYTES)
-                except BlockingIOError:
-                    pass
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            return await self._wire.receive(_READ_BYTES)
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the connection to {self.who} broke: {error}") from error
 
     @property
@@ -192,26 +176,7 @@ class Connection:
 
     def close(self) -> None:
         """Close at once: what is still under way is not wanted. No checkpoint."""
-        if self.plain is not None:
-            trio.lowlevel.notify_closing(self.plain)
-            self.plain.close()
-        stream = self._stream
-        if isinstance(stream, trio.SSLStream):
-            stream = stream.transport_stream
-        if isinstance(stream, trio.SocketStream):
-            stream.socket.close()
-
-
-async def _send_all(plain: socket.socket, data: bytes) -> None:
-    try:
-        sent = plain.send(data)
-    except BlockingIOError:
-        sent = 0
-    rest = memoryview(data)[sent:]
-    while rest:
-        await trio.lowlevel.wait_writable(plain)
-        with contextlib.suppress(BlockingIOError):
-            rest = rest[plain.send(rest) :]
+        self._wire.socket.close()
 
 
 async def dial(
@@ -223,32 +188,32 @@ async def dial(
     with trio.move_on_after(timeout_s):
         try:
             return Connection(await _open(host, port, tls), who)
-        except (OSError, trio.BrokenResourceError, ValueError) as error:
-            cause = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
-            if isinstance(cause, ssl.SSLCertVerificationError):
+        except (OSError, trio.ClosedResourceError, ValueError) as error:
+            if isinstance(error, ssl.SSLCertVerificationError):
                 raise ConnectError(
                     f"the certificate of {where} is not to be trusted"
-                    f" ({cause.verify_message}); SSL_CERT_FILE names an authority's"
+                    f" ({error.verify_message}); SSL_CERT_FILE names an authority's"
                 ) from error
             # A `ValueError`: a host that no name can be, such as one of 64 letters without a dot.
-            raise ConnectError(f"cannot be reached at {where}: {reason(cause or error)}") from error
+            raise ConnectError(f"cannot be reached at {where}: {reason(error)}") from error
     raise ConnectError(f"cannot be reached at {where}: no answer within {timeout_s:g} s")
 
 
-async def _open(host: str, port: int, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+async def _open(host: str, port: int, tls: ssl.SSLContext | None) -> Wire:
     stream = await trio.open_tcp_stream(host, port)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES.items():
         stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    wire = open_wire(stream)
     if tls is None:
-        return stream
-    secured = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+        return wire
+    session = TlsSession(tls, host)
     try:
-        await secured.do_handshake()
+        await shake_hands(wire, session)
     except BaseException:
-        stream.socket.close()
+        wire.socket.close()
         raise
-    return secured
+    return SealedWire(wire, session)
 
 
 @attrs.define(eq=False)

@@ -24,12 +24,12 @@ from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
+from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..connections import Phase
 from ..exchange import Exchange
 from ..output import Output
 from ..refusals import Refusals
-from ..wire import Wire, abort, peer_of
 from .bodies import open_body
 from .heads import FaultError, HeadReader, RequestHead
 

@@ -32,12 +32,12 @@ from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX, TOO_MANY
+from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..carried import CarriedExchange, CarriedHead
 from ..connections import Phase
 from ..output import Output
 from ..refusals import Refusals
-from ..wire import Wire, abort, peer_of
 from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget
 
 STREAMS_PER_CONNECTION: Final = 10_000

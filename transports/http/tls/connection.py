@@ -12,12 +12,11 @@ from typing import Final
 import trio
 
 from trinamo.runtime.protocol.openai.http_head import HeadFault
+from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
+from trinamo.transports.sockets.wire import Wire, abort
 
 from ..connections import Connection, Phase
-from ..wire import Wire, abort
-from .session import TlsSession
 
-READ_BYTES: Final = 1 << 14
 NO_TLS: Final = HeadFault(400, "this port speaks TLS, and you do not; use a URL with https://")
 
 
@@ -56,7 +55,7 @@ class SecureConnection:
             is_agreed = await self._shake()
         if not is_agreed:
             return
-        wire = _SealedWire(self._wire, self._session)
+        wire = SealedWire(self._wire, self._session)
         self._connection = self._speak(self._session.protocol, wire)
         self._on_phase(self)
         if self._is_closing:
@@ -64,27 +63,14 @@ class SecureConnection:
         await self._connection.serve()
 
     async def _shake(self) -> bool:
-        data = b""
-        while True:
-            try:
-                is_done = self._session.shake(data)
-            except ssl.SSLError as error:
-                # A client that forgot the s of https can read why.
-                is_plain = error.reason == "HTTP_REQUEST"
-                self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
-                return False
-            await self._send(self._session.pending())
-            if is_done:
-                return True
-            data = await self._wire.receive(READ_BYTES)
-            if not data:
-                return False
-
-    async def _send(self, data: bytes) -> None:
-        while data:
-            data = data[self._wire.send(data) :]
-            if data:
-                await self._wire.wait_room()
+        try:
+            await shake_hands(self._wire, self._session)
+        except ssl.SSLError as error:
+            # A client that forgot the s of https can read why.
+            is_plain = error.reason == "HTTP_REQUEST"
+            self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
+            return False
+        return True
 
     def close_when_idle(self) -> None:
         """See `Connection`."""
@@ -98,23 +84,3 @@ class SecureConnection:
             abort(self.socket)
         else:
             self._connection.abort()
-
-
-class _SealedWire:
-    __slots__ = ("_first", "_session", "_wire", "farewell", "seal", "send", "socket", "wait_room")
-
-    def __init__(self, wire: Wire, session: TlsSession) -> None:
-        self.socket, self.send, self.wait_room = wire.socket, wire.send, wire.wait_room
-        self.seal, self.farewell = session.seal, session.close
-        self._wire, self._session = wire, session
-        # What came together with the end of the handshake.
-        self._first = session.open(b"")
-
-    async def receive(self, bytes_max: int) -> bytes:
-        opened, self._first = self._first, b""
-        while not (opened or self._session.is_input_over):
-            data = await self._wire.receive(bytes_max)
-            if not data:
-                break
-            opened = self._session.open(data)
-        return opened

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from trinamo.transports.http.wire import Wire, abort, open_wire
+from trinamo.transports.sockets.wire import Wire, abort, open_wire
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An accepted socket without trio's checkpoints: waits only where the kernel has nothing, or no room.
+"""An open socket without trio's checkpoints: waits only where the kernel has nothing, or no room.
 
 trio's own sockets try first and yield after each success, which costs more than the system call.
 """
@@ -15,7 +15,7 @@ import trio
 
 
 class Wire(Protocol):
-    """One accepted connection. All methods but `abort` raise `OSError` once it is broken."""
+    """One open connection. All methods but `abort` raise `OSError` once it is broken."""
 
     socket: trio.socket.SocketType
 
@@ -45,14 +45,22 @@ class Wire(Protocol):
 
 
 def open_wire(stream: trio.SocketStream) -> Wire:
-    """Take the socket over from an accepted stream, which is of no use afterwards.
+    """Take the socket over from a stream, which is of no use afterwards.
 
     A socket that is not the kernel's offers the same by methods of its own, as the simulator's does.
     """
     given = stream.socket
     if hasattr(given, "send_nowait"):
         return _OtherWire(cast("_OtherSocket", given))
-    return _KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
+    return KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
+
+
+async def send_all(wire: Wire, data: bytes) -> None:
+    """Send all of `data`, as it is; waits only while there is no room. Cancelled, a part may have been sent."""
+    rest = memoryview(data)[wire.send(data) :] if data else b""
+    while rest:
+        await wire.wait_room()
+        rest = rest[wire.send(rest) :]
 
 
 def peer_of(sock: trio.socket.SocketType) -> str:
@@ -78,35 +86,37 @@ class _Plain:
         return b""
 
 
-class _KernelWire(_Plain):
-    __slots__ = ("_plain", "socket")
+class KernelWire(_Plain):
+    """See `Wire`. `plain` is the socket itself, for who waits for many at once."""
+
+    __slots__ = ("plain", "socket")
 
     def __init__(self, plain: socket.socket) -> None:
-        self._plain = plain
+        self.plain = plain
         self.socket = trio.socket.from_stdlib_socket(plain)
 
     def send(self, data: bytes | memoryview) -> int:
         try:
-            return self._plain.send(data)
+            return self.plain.send(data)
         except BlockingIOError:
             return 0
 
     async def receive(self, bytes_max: int) -> bytes:
         while True:
             self._check_open()
-            await trio.lowlevel.wait_readable(self._plain)
+            await trio.lowlevel.wait_readable(self.plain)
             try:
-                return self._plain.recv(bytes_max)
+                return self.plain.recv(bytes_max)
             except BlockingIOError:
                 pass
 
     async def wait_room(self) -> None:
         self._check_open()
-        await trio.lowlevel.wait_writable(self._plain)
+        await trio.lowlevel.wait_writable(self.plain)
 
     def _check_open(self) -> None:
         # A closed socket has no number, and trio would take the next such one for the same.
-        if self._plain.fileno() < 0:
+        if self.plain.fileno() < 0:
             raise trio.ClosedResourceError("the connection is closed")
 
 

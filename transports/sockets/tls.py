@@ -2,7 +2,7 @@
 
 Whoever owns the connection moves the bytes. So what is sealed can be sent without a checkpoint, and
 a peer's end is seen whatever the application does, as without TLS. What this file does not do:
-certificates (`certificates.py`).
+certificates.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ import contextlib
 import ssl
 from typing import Final
 
+from .wire import Wire, send_all
+
 READ_BYTES: Final = 1 << 16
+HANDSHAKE_BYTES: Final = 1 << 14
 
 
 class TlsSession:
-    """The server's side. After any `ssl.SSLError` the connection is to be closed."""
+    """The server's side, or, of one who knows its peer's name, the client's.
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    After any `ssl.SSLError` the connection is to be closed.
+    """
+
+    def __init__(self, context: ssl.SSLContext, peer: str | None = None) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=peer is None, server_hostname=peer
+        )
         self.is_input_over = False
         """The peer said that nothing more comes."""
 
@@ -75,3 +83,38 @@ class TlsSession:
         with contextlib.suppress(ssl.SSLError):
             self._object.unwrap()
         return self._outgoing.read()
+
+
+async def shake_hands(wire: Wire, session: TlsSession) -> None:
+    """Shake hands over `wire`. Raises `ssl.SSLError`, or another `OSError` if the peer ended it."""
+    data = b""
+    while True:
+        is_done = session.shake(data)
+        await send_all(wire, session.pending())
+        if is_done:
+            return
+        data = await wire.receive(HANDSHAKE_BYTES)
+        if not data:
+            raise ConnectionResetError("the connection ended in the TLS handshake")
+
+
+class SealedWire:
+    """See `Wire`: in clear on this side, once hands were shaken."""
+
+    __slots__ = ("_first", "_session", "_wire", "farewell", "seal", "send", "socket", "wait_room")
+
+    def __init__(self, wire: Wire, session: TlsSession) -> None:
+        self.socket, self.send, self.wait_room = wire.socket, wire.send, wire.wait_room
+        self.seal, self.farewell = session.seal, session.close
+        self._wire, self._session = wire, session
+        # What came together with the end of the handshake.
+        self._first = session.open(b"")
+
+    async def receive(self, bytes_max: int) -> bytes:
+        opened, self._first = self._first, b""
+        while not (opened or self._session.is_input_over):
+            data = await self._wire.receive(bytes_max)
+            if not data:
+                break
+            opened = self._session.open(data)
+        return opened
