@@ -19,8 +19,7 @@ from trinamo.runtime.protocol.transfer.description import Direction, decode_desc
 from trinamo.transports.nixl.agent import create_agent
 from trinamo.transports.nixl.options import NixlOptions, find_devices, ucx_environment
 from trinamo.transports.nixl.plane import open_nixl_plane
-from trinamo.transports.one_sided.address import parse_remote
-from trinamo.transports.one_sided.memory import Memory
+from trinamo.transports.one_sided.memory import Memory, parse_remote
 
 COUNT, BLOCK_BYTES = 1024, 65_536
 POOL = 2 * COUNT

@@ -28,8 +28,11 @@ from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
-from trinamo.transports.memory.transfer_faults import TransferFaults
+from trinamo.transports.memory.transfer import (
+    TransferFabric,
+    TransferFaults,
+    open_memory_transfer_plane,
+)
 
 BLOCKS, SIZE = 12, 8
 pytestmark = pytest.mark.slow
@@ -130,7 +133,7 @@ async def run(case: Case) -> None:
         local = await router.register(here, block_bytes=SIZE)
         owned = await other.register(there, block_bytes=SIZE)
         peer = await router.connect(owned.describe())
-        first.faults, second.faults = case.first, case.second
+        first.mover.faults, second.mover.faults = case.first, case.second
         pool.take(BLOCKS)
         before = bytes(here), bytes(there)
         is_done, failed = False, None

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.runtime.weights.lending import CHUNK, World, open_world
 from trinamo.runtime.errors import TrinamoError
-from trinamo.transports.memory.transfer_faults import TransferFaults
+from trinamo.transports.memory.transfer import TransferFaults
 
 CHUNKS = 6
 DATA = random.Random(7).randbytes(CHUNK * (CHUNKS - 1) + 321)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing_extensions import Buffer
 
 from ..errors import RequestError
-from ..planes.transfer import DeviceMemory
+from ..planes import DeviceMemory
 
 
 class RegionSet:

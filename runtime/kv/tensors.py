@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..planes.transfer import DeviceMemory
+from ..planes import DeviceMemory
 from .cache import KvCache
 from .device_array import device_memory
 from .memory import KvLayout, KvShape, fingerprint

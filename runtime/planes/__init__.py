@@ -1,4 +1,4 @@
-"""What a transport must offer: one typing.Protocol per plane.
+"""What a transport must offer: one typing.Protocol per plane, and a `Mover` for transfers.
 
 A *plane* is a kind of traffic, a *transport* a technology that carries it. The runtime knows only
 these interfaces; `transports.assembly` puts concrete transports behind them. One conformance suite per
@@ -35,6 +35,7 @@ from .events import (
     Subscription,
 )
 from .queue import WorkQueue
+from .regions import DeviceMemory, MemoryRegion, Registrable, RemoteMemory
 from .requests import (
     Delivery,
     RequestPlane,
@@ -53,15 +54,7 @@ from .responses import (
     ResponseSender,
 )
 from .statistics import ControlStatistics, CountsControl, CountsEvents, EventStatistics
-from .transfer import (
-    DeviceMemory,
-    MemoryRegion,
-    Registrable,
-    RemoteMemory,
-    Transfer,
-    TransferPlane,
-    TransferReport,
-)
+from .transfer import Mover, Transfer, TransferPlane, TransferReport
 
 __all__ = [
     "NO_ORIGIN",
@@ -83,6 +76,7 @@ __all__ = [
     "LeasedJob",
     "MemoryRegion",
     "Message",
+    "Mover",
     "Put",
     "PutOutcome",
     "PutResult",

@@ -15,7 +15,7 @@ import msgspec
 
 from ..engines.generation import GenerationEngine, read_statistics
 from ..http.metrics import FrontendMetrics
-from ..kv.transfer.statistics import TransferStatistics
+from ..kv.transfer.routes import TransferStatistics
 from ..metrics.metrics import SUCCESS
 from ..metrics.tallies import Histogram
 from ..queues.queues import QueueTally

@@ -34,8 +34,7 @@ class _Landing:
 
     @property
     def may_land(self) -> bool:
-        was_admitted: bool = getattr(self.transfer, "was_admitted", True)
-        return was_admitted and self.is_alive() and not self.transfer.is_settled
+        return self.transfer.was_admitted and self.is_alive() and not self.transfer.is_settled
 
 
 class Landings:

@@ -1,7 +1,7 @@
 """KV memory between the workers of a cluster: the chain of backends of each host, and books of blocks.
 
-A host's chain is one-sided memory that lands late (`services/memory/plane.py`), on adapters that may
-stall or break (`services/memory/adapters.py`), and the tcp plane on simulated sockets. Whatever an engine's
+A host's chain is one-sided memory that lands late, on adapters that may stall or break
+(`services/memory.py`), and the tcp plane on simulated sockets. Whatever an engine's
 pool lends and a transfer may touch is watched beside the pool's own counts (`audit.py`).
 """
 
@@ -18,13 +18,13 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
+from trinamo.transports.memory.transfer import open_memory_transfer_plane
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
-from ..services import open_simulated_memory
-from ..services.memory.adapters import TroubledFabric
+from ..services.memory import TroubledFabric
 from .audit import BlockAudit, Landings, WatchedPlane
 
 PORT: Final = 7000
@@ -123,10 +123,10 @@ class ClusterMemory:
                 opened: Any = tcp
                 if backend == "simulated":
                     opened = await stack.enter_async_context(
-                        open_simulated_memory(self.fabric, env, incarnation=tcp.incarnation)
+                        open_memory_transfer_plane(self.fabric, env, incarnation=tcp.incarnation)
                     )
                 audit = self.audits.get(name)
                 if audit is not None:
                     opened = WatchedPlane(opened, audit)
                 planes.append(cast("TransferPlane", opened))
-            yield TransferChain(planes=planes, order=self.plan.backends, settlement=tcp)
+            yield TransferChain(planes=planes, order=self.plan.backends, settlement=tcp.mover)

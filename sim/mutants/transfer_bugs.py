@@ -14,8 +14,8 @@ from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.settlement import Path, Tickets
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus
+from trinamo.transports.memory.transfer import Moving
 
-from ..services.memory.transfer import SimulatedTransfer
 from .planting import Patch, bug, instead_of
 
 
@@ -35,7 +35,13 @@ def withdrawal_frees_at_once(withdraw: Any, self: Any) -> None:
 @bug
 def resumed_behind_the_confirmed() -> list[Patch]:
     """What was sent passes for confirmed, and the next backend goes on behind it."""
-    return [(SimulatedTransfer, "confirmed_count", property(lambda self: self._next))]
+    launch = Moving._launch  # noqa: SLF001 -- what is replaced
+
+    def hopeful(self: Any) -> None:
+        launch(self)
+        self._transfer.confirm(self.next)
+
+    return [(Moving, "_launch", hopeful)]
 
 
 @instead_of(TransferRouter, "_settle")

@@ -5,7 +5,7 @@ model of each, and what passes the conformance suite here passes it on the real 
 
 * `SimulatedEtcd` and `open_simulated_etcd`: the control store, its leases on its own clock;
 * `SimulatedNats` and `open_simulated_nats`: the message broker, and leased work queues on its disk;
-* `MemoryFabric` and `open_simulated_memory`: one-sided memory, moved by adapters and not by tasks.
+* `MemoryFabric`: one-sided memory, moved by adapters and not by tasks.
 
 They speak over simulated TCP, not over the bus: cuts, resets, frozen and killed servers, torn
 reads and back-pressure then come from the network that carries everything else, and connecting
@@ -20,8 +20,7 @@ from .etcd.channel import open_simulated_etcd
 from .etcd.server import SimulatedEtcd
 from .interception import Interceptor
 from .machine import MachineClock
-from .memory.fabric import MemoryFabric
-from .memory.plane import SimulatedMemoryPlane, open_simulated_memory
+from .memory import MemoryFabric
 from .nats.client import SimulatedEventPlane, open_simulated_nats
 from .nats.server import SimulatedNats
 
@@ -31,9 +30,7 @@ __all__ = [
     "MemoryFabric",
     "SimulatedEtcd",
     "SimulatedEventPlane",
-    "SimulatedMemoryPlane",
     "SimulatedNats",
     "open_simulated_etcd",
-    "open_simulated_memory",
     "open_simulated_nats",
 ]

@@ -50,7 +50,7 @@ KNOWN = {
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
         waiting_count""",
     "the faults of the memory planes, for tests of programs": """
-        outage drop_next open_memory_transfer_plane""",
+        outage drop_next""",
     "servers of tests and benchmarks": "thaw",
     "the pytest plugin makes it (`src/trinamo/pytest_plugin.py`)": "MarkedTest",
     "tests of anybody's protocol call it": "fault_plans schedules Linearizability",

@@ -92,7 +92,7 @@ class OneProcess:
                 planes=[tcp],
                 order=["nixl", "tcp"],
                 missing={"nixl": "not here"},
-                settlement=tcp,
+                settlement=tcp.mover,
             )
 
     @property

@@ -31,7 +31,7 @@ from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.one_sided.memory import OneSidedRegion
-from trinamo.transports.one_sided.plane import OneSidedPlane
+from trinamo.transports.one_sided.mover import OneSidedMover
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 BLOCKS = 96
@@ -65,13 +65,13 @@ async def open_engine(
     control, metrics = MemoryControlPlane(), TransferMetrics(Registry())
     async with open_transfer_plane(TransferOptions(tcp=TcpOptions(port=port))) as tcp:
         async with open_backend(backend) as plane:
-            chain = TransferChain(planes=[plane], order=[plane.backend], settlement=tcp)
+            chain = TransferChain(planes=[plane], order=[plane.backend], settlement=tcp.mover)
             async with open_engine_transfers(
                 chain, kv, config, RealEnv(), control, engine_id=engine_id, metrics=metrics
             ) as transfers:
                 yield transfers, control, metrics
-        assert isinstance(plane, OneSidedPlane)
-        tcp.outlives_us = plane.is_left_moving
+        assert isinstance(plane.mover, OneSidedMover)
+        tcp.mover.outlives_us = plane.mover.is_left_moving
 
 
 async def _borrow(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from tests.transports.memory_owner import open_backend
 from tests.transports.owner_process import connect, running_owner, strike_at
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.one_sided.plane import OneSidedPlane
+from trinamo.transports.one_sided.mover import OneSidedMover
 from trinamo.transports.tcp import open_transfer_plane
 
 
@@ -31,9 +31,13 @@ async def _leave(backend: str) -> None:
                 )
                 with suppress(TrinamoError):
                     await struck.transfer.wait()
-            assert isinstance(plane, OneSidedPlane)
-            tcp.outlives_us = plane.is_left_moving
-        said = {"address": tcp.address, "incarnation": tcp.incarnation, "peer": owner.process.pid}
+            assert isinstance(plane.mover, OneSidedMover)
+            tcp.mover.outlives_us = plane.mover.is_left_moving
+        said = {
+            "address": tcp.mover.address,
+            "incarnation": tcp.incarnation,
+            "peer": owner.process.pid,
+        }
         print(json.dumps(said), flush=True)
         await trio.sleep_forever()
 

@@ -32,7 +32,7 @@ from tests.transports.memory_owner import BLOCK_BYTES, CHUNK_BLOCKS, COUNT
 from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import OneSidedRegion
-from trinamo.transports.tcp.transfer.plane import TcpTransferPlane
+from trinamo.transports.tcp import TcpMover
 
 __all__ = [
     "BLOCK_BYTES",
@@ -230,7 +230,7 @@ async def strike_at(
       hold little (`open_backend`).
     """
     mover.prepare(direction, owner)
-    if not isinstance(mover.plane, TcpTransferPlane):
+    if not isinstance(mover.plane.mover, TcpMover):
 
         def strike() -> None:
             assert is_started.wait(20)

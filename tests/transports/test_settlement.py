@@ -217,10 +217,12 @@ async def test_a_process_whose_backend_is_stuck_is_not_taken_for_dead_until_it_i
             with trio.fail_after(30):
                 said = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
                 where = said["address"], said["incarnation"], 7
-                first = await plane.inquire(*where, timeout_s=0.3)
+                first = await plane.mover.inquire(*where, timeout_s=0.3)
                 process.kill()
                 # Nobody else would: it stands still, and its parent is dead.
                 os.kill(said["peer"], signal.SIGKILL)
                 assert first.result is InquiryResult.SILENT
                 process.wait()
-                assert (await plane.inquire(*where, timeout_s=5)).result is InquiryResult.REFUSED
+                assert (
+                    await plane.mover.inquire(*where, timeout_s=5)
+                ).result is InquiryResult.REFUSED

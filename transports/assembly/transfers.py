@@ -19,10 +19,10 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import BackendMissingError
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
-from trinamo.transports.one_sided.plane import OneSidedPlane
+from trinamo.transports.one_sided.mover import OneSidedMover
 from trinamo.transports.tcp import (
+    TcpMover,
     TcpOptions,
-    TcpTransferPlane,
     TransferOptions,
     open_transfer_plane,
 )
@@ -71,19 +71,20 @@ async def open_transfer_chain(
                 _log.warning("transfers do without %s: %s; see trinamo doctor", backend, error)
         planes = [found[backend] for backend in order if backend in found]
         _log.info("transfers by %s", ", then ".join(plane.backend for plane in planes))
-        yield TransferChain(planes=planes, order=order, missing=missing, settlement=tcp)
+        yield TransferChain(planes=planes, order=order, missing=missing, settlement=tcp.mover)
 
 
-def _outlive(tcp: TcpTransferPlane, found: dict[str, TransferPlane]) -> None:
+def _outlive(tcp: TransferPlane[TcpMover], found: dict[str, TransferPlane]) -> None:
     """The others are closed. Where one of them still moves bytes, nobody may take us for dead."""
-    tcp.outlives_us = any(
-        isinstance(plane, OneSidedPlane) and plane.is_left_moving for plane in found.values()
+    tcp.mover.outlives_us = any(
+        isinstance(plane.mover, OneSidedMover) and plane.mover.is_left_moving
+        for plane in found.values()
     )
 
 
 def _open_tcp(
     section: DataPlaneConfig, env: Env, options: TcpOptions
-) -> AbstractAsyncContextManager[TcpTransferPlane]:
+) -> AbstractAsyncContextManager[TransferPlane[TcpMover]]:
     transfer = section.transfer
     return open_transfer_plane(
         TransferOptions(
@@ -106,7 +107,7 @@ def _open_nixl(
 
 
 def _open_mooncake(
-    section: DataPlaneConfig, tcp: TcpTransferPlane, env: Env, *, has_rdma: bool
+    section: DataPlaneConfig, tcp: TransferPlane[TcpMover], env: Env, *, has_rdma: bool
 ) -> AbstractAsyncContextManager[TransferPlane]:
     from trinamo.transports.mooncake.options import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
@@ -116,7 +117,7 @@ def _open_mooncake(
         protocol="rdma" if has_rdma else "tcp",
         device=section.mooncake.device if has_rdma else None,
         # It binds all addresses, whatever it is told; this is what peers are told.
-        host=tcp.address.rpartition(":")[0].strip("[]"),
+        host=tcp.mover.address.rpartition(":")[0].strip("[]"),
         **_of_every_backend(section),
     )
     return open_mooncake_plane(options, env, incarnation=tcp.incarnation)

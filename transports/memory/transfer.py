@@ -2,19 +2,21 @@
 
 It is the model of the plane, with everything that can go wrong at the push of a button
 (`TransferFaults`): also what RDMA does and TCP does not, bytes that go on landing after an abort.
-The conformance suite holds it to the same behaviour as the real backends.
+Blocks are moved by events, not by tasks: what a transfer does next follows from what has arrived.
+`TransferFabric.carry` says when that is: at once here, in the simulator when its network brings it
+(`sim/services/memory.py`). The conformance suites hold it to the same behaviour as the real backends.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 
 import attrs
+import msgspec
 import trio
-from typing_extensions import override
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
@@ -26,279 +28,177 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import (
-    MemoryRegion,
-    Registrable,
-    RemoteMemory,
-    TransferReport,
-)
+from trinamo.runtime.planes import Mover, Registrable, RemoteMemory, Transfer, TransferPlane
+from trinamo.runtime.planes.regions import HostRegion
 from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
+from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     MemoryDescription,
-    decode_description,
     draw_incarnation,
 )
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
-from trinamo.transports.one_sided.region import (
-    HostRegion,
-    RemoteRegion,
-    check_parts,
-    host_buffers,
-)
-from trinamo.transports.one_sided.state import TransferPlan, TransferState, plan_transfer
 
-from .transfer_faults import TransferFaults
+
+@attrs.define(kw_only=True)
+class TransferFaults:
+    """What goes wrong with the transfers and inquiries that one plane starts, from now on."""
+
+    is_unreachable: bool = False
+    """Peers cannot be reached, and transfers fail before a block has moved."""
+    is_frozen: bool = False
+    """Whoever asks this plane gets no answer, as of a process that was stopped."""
+    breaks_after: int | None = None
+    """The connection breaks after so many blocks of a transfer."""
+    stalls_after: int | None = None
+    """Nothing moves any more after so many blocks, as if the peer were stopped."""
+    corrupts: int | None = None
+    """A bit of this block of a transfer turns over on the way."""
+    lands_late: bool = False
+    """An aborted or failed transfer goes on moving, and is settled only when all has moved."""
+    block_s: float = 0.0
+    """How long one block takes."""
 
 
 class TransferFabric:
-    """The planes that can reach each other."""
+    """The planes that can reach each other, and what brings blocks from one to another."""
+
+    backend = "memory"
+    path = "memory"
+    window = 1
+    """How many blocks of one transfer are on the way at once."""
+    is_fenced = True
+    """Whether the owner's side checks generation and ticket of every block. Else, as with RDMA, the
+    owner's table is read from afar before and after every `window` blocks: what was withdrawn in
+    between is not confirmed, but it lands."""
+    lands_late = False
+    """Whether what is on the way lands when its transfer is over, and settles it only then."""
+    close_s = 0.0
+    """How long a plane that closes waits for what is on the way."""
 
     def __init__(self) -> None:
-        self.planes: dict[str, MemoryTransferPlane] = {}
-        self.listeners: dict[str, MemoryTransferPlane] = {}
-        """Who answers inquiries, by address."""
+        self.movers: dict[str, MemoryMover] = {}
+        """By incarnation."""
+        self.listeners: dict[str, MemoryMover] = {}
+        """Who is found at an address, and answers inquiries there."""
+
+    def join(self, mover: MemoryMover) -> None:
+        """A plane is open; the last one at an address is found there."""
+        self.movers[mover.incarnation] = self.listeners[mover.address] = mover
+
+    def leave(self, mover: MemoryMover) -> None:
+        """Let nobody reach it any more."""
+        self.movers.pop(mover.incarnation, None)
+        if self.listeners.get(mover.address) is mover:
+            del self.listeners[mover.address]
+
+    def is_alive(self, mover: MemoryMover) -> bool:
+        """Whether its process still is."""
+        return mover.incarnation in self.movers
+
+    def knows(self, address: str) -> bool:
+        """Whether anything can be brought there."""
+        return address in self.listeners
+
+    def living(self, address: str) -> list[str]:
+        """The incarnations that answer at an address."""
+        movers = self.movers.values()
+        return [e.incarnation for e in movers if e.address == address and self.is_alive(e)]
+
+    def find(self, described: MemoryDescription) -> HostRegion:
+        """The memory that was described.
+
+        `DisconnectedError` if its process is no more, `StaleMemoryError` if it is not registered.
+        """
+        mover = self.movers.get(described.incarnation)
+        if mover is None or not self.is_alive(mover):
+            raise DisconnectedError(f"the process of {described.incarnation} is gone")
+        return mover.region(described.region)
+
+    def carry(
+        self,
+        source: str,  # noqa: ARG002 -- for those who have a way between
+        destination: str,  # noqa: ARG002 -- as above
+        size: int,  # noqa: ARG002 -- as above
+        arrive: Callable[[], None],
+        give_up: Callable[[], None],  # noqa: ARG002 -- as above
+        *,
+        by: str = "",
+        delay_s: float = 0.0,
+    ) -> None:
+        """Bring `size` bytes over; call `arrive` when they are there, or `give_up` in the end.
+
+        `by` is the address of who started it all; with its plane everything ends that it started.
+        """
+        mover = self.listeners.get(by)
+        if mover is not None:
+            mover.nursery.start_soon(_after, delay_s, arrive)
+
+    def landed(self, address: str, position: int, data: bytes) -> None:
+        """A block of a transfer has been written at an address."""
 
 
-_Plan = TransferPlan[HostRegion, RemoteMemory]
+async def _after(delay_s: float, arrive: Callable[[], None]) -> None:
+    await trio.sleep(delay_s)
+    arrive()
 
 
-class MemoryTransfer(TransferState):
-    """One transfer. Implements `planes.transfer.Transfer`."""
-
-    def __init__(self, plane: MemoryTransferPlane, plan: _Plan) -> None:
-        super().__init__()
-        self.peer = plan.there.incarnation
-        self.local = plan.local
-        self._plane, self._plan = plane, plan
-        self._faults = attrs.evolve(plane.faults)
-        self._moved = 0
-        self._scope = trio.CancelScope()
-
-    @override
-    def fail(self, error: TrinamoError) -> None:
-        """End it with this error, unless it is over."""
-        if not self.is_over:
-            super().fail(error)
-            if not self._faults.lands_late:
-                self.settle()
-                self._scope.cancel()
-
-    async def drive(self) -> None:
-        """Move the blocks; run in the plane's nursery, raises nothing."""
-        clock = self._plane.env.clock
-        started_at = clock.now()
-        with self._scope:
-            try:
-                with trio.move_on_after(self._plan.deadline_s):
-                    await self._move()
-                    self._succeed(clock.now() - started_at)
-                self.fail(
-                    DeadlineError(f"no more than {self._confirmed} blocks were moved in time")
-                )
-            except TrinamoError as error:
-                self.fail(error)
-            await self._land()
-        self.settle()
-
-    async def _land(self) -> None:
-        """What was on its way goes on landing, long after anybody wants it."""
-        if self._report is None and self._faults.lands_late:
-            with suppress(TrinamoError):
-                for position in range(self._moved, len(self._plan.local_blocks)):
-                    await trio.sleep(self._faults.block_s)
-                    self._copy(position, self._plane.reach(self._plan))
-
-    async def _move(self) -> None:
-        faults, plan = self._faults, self._plan
-        if faults.is_unreachable:
-            raise ConnectError("the fabric lets nobody through")
-        remote = self._plane.reach(plan)
-        target = plan.direction is Direction.WRITE
-        remote.access.admit(
-            plan.there.generation, plan.ticket, plan.remote_blocks, is_target=target
-        )
-        for position in range(len(plan.local_blocks)):
-            if position == faults.breaks_after:
-                raise DisconnectedError("the fabric broke the connection")
-            if position == faults.stalls_after:
-                await trio.sleep_forever()
-            await trio.sleep(faults.block_s)
-            self._check(remote)
-            self._copy(position, remote)
-            self._moved = position + 1
-            if not self.is_over:
-                self._confirmed = position + 1
-
-    def _check(self, remote: HostRegion) -> None:
-        if not remote.access.is_open_to(self._plan.there.generation, self._plan.ticket):
-            raise StaleMemoryError("the blocks were withdrawn while they moved")
-        if self.local.access.is_withdrawn:
-            raise StaleMemoryError("the region was deregistered")
-
-    def _copy(self, position: int, remote: HostRegion) -> None:
-        ours = self.local.block(self._plan.local_blocks[position])
-        theirs = remote.block(self._plan.remote_blocks[position])
-        source, target = (
-            (ours, theirs) if self._plan.direction is Direction.WRITE else (theirs, ours)
-        )
-        sent = zlib.crc32(source)
-        target[:] = source
-        if position == self._faults.corrupts:
-            target[0] ^= 1
-        if zlib.crc32(target) != sent:
-            raise CorruptedError(f"the checksum of block {position} of the transfer does not match")
-
-    def _succeed(self, duration_s: float) -> None:
-        plan = self._plan
-        if self.is_over:
-            return
-        if plan.notify is not None:
-            self._plane.reach(plan).access.complete(plan.ticket, plan.notify)
-        self.succeed(
-            TransferReport(
-                backend=self._plane.backend,
-                path="memory",
-                direction=plan.direction,
-                block_count=plan.block_count,
-                byte_count=plan.byte_count,
-                duration_s=duration_s,
-                is_verified=True,
-            )
-        )
-
-
-class MemoryTransferPlane:
-    """Implements `TransferPlane` and `SettlementPlane`; made by `open_memory_transfer_plane`."""
+class MemoryMover(Mover[HostRegion]):
+    """One process on a fabric. Implements `SettlementPlane`, too."""
 
     def __init__(
         self,
         fabric: TransferFabric,
-        env: Env,
         nursery: trio.Nursery,
+        *,
+        incarnation: str,
         backend: str,
         address: str | None,
     ) -> None:
-        self.backend: Final = backend
-        self.env = env
-        self.incarnation = draw_incarnation(env.rng)
-        self.address = address or f"memory-{self.incarnation}"
+        super().__init__(incarnation)
+        self.backend, self.path = backend, fabric.path
+        self.address = address or f"memory-{incarnation}"
         self.faults = TransferFaults()
-        self._fabric, self._nursery = fabric, nursery
-        self._regions: dict[int, HostRegion] = {}
-        self._numbers = 0
-        self._forgotten: dict[str, None] = {}
-        self._transfers: dict[int, MemoryTransfer] = {}
+        self.fabric, self.nursery = fabric, nursery
         self._answers = Answers()
-        fabric.planes[self.incarnation] = self
-        fabric.listeners[self.address] = self
+        fabric.join(self)
 
     async def register(
-        self,
-        memory: Registrable,
-        *,
-        block_bytes: int,
-        fingerprint: str = "",
-        needs_ticket: bool = False,
-        parts: int = 1,
+        self, memory: Registrable, draft: MemoryDescription, *, needs_ticket: bool
     ) -> HostRegion:
         await trio.lowlevel.checkpoint()
-        views = host_buffers(memory, block_bytes, backend="the memory plane")
-        length = sum(view.nbytes for view in views)
-        check_parts(length // block_bytes, parts)
-        self._numbers += 1
-        description = MemoryDescription(
-            backend=self.backend,
-            incarnation=self.incarnation,
-            region=self._numbers,
-            generation=1,
-            fingerprint=fingerprint,
-            length=length,
-            block_bytes=block_bytes,
-            parts=parts,
-        )
-        region = HostRegion(views, description, needs_ticket=needs_ticket, is_fenced=True)
-        self._regions[self._numbers] = region
+        described = msgspec.structs.replace(draft, address=self.address.encode())
+        region = HostRegion(memory, described, needs_ticket=needs_ticket)
+        region.is_fenced = self.fabric.is_fenced
         return region
 
-    async def deregister(self, region: MemoryRegion) -> None:
+    async def ask(self, described: MemoryDescription) -> RemoteMemory:
         await trio.lowlevel.checkpoint()
-        known = self._regions.pop(region.description.region, None)
-        if known is not None:
-            known.withdraw()
-            ours = [t for t in self._transfers.values() if t.local is known]
-            for transfer in ours:
-                transfer.fail(StaleMemoryError("the region was deregistered"))
-            for transfer in ours:
-                await transfer.wait_settled()
+        there, fabric = described.address.decode(errors="replace"), self.fabric
+        if self.faults.is_unreachable or not fabric.knows(there):
+            raise ConnectError(f"nobody is reached at {there!r}")
+        answered, living = trio.Event(), list[str]()
 
-    async def connect(self, description: bytes) -> RemoteRegion:
-        await trio.lowlevel.checkpoint()
-        described = decode_description(description, backend=self.backend)
-        self._forgotten.pop(described.incarnation, None)
-        self._peer(described.incarnation)
-        return RemoteRegion(described)
+        def asked() -> None:
+            living.extend(fabric.living(there))
+            fabric.carry(there, self.address, 0, answered.set, answered.set, by=self.address)
 
-    async def probe(self, remote: RemoteMemory) -> None:
-        await trio.lowlevel.checkpoint()
-        self._peer(remote.description.incarnation)
+        fabric.carry(self.address, there, 0, asked, answered.set, by=self.address)
+        await answered.wait()
+        if not living:
+            raise ConnectError(f"{there} does not answer")
+        if described.incarnation not in living:
+            raise StaleMemoryError(f"{there} is not {described.incarnation} any more")
+        return RemoteMemory(described)
 
-    async def forget(self, incarnation: str) -> None:
-        self._forgotten[incarnation] = None
-        theirs = [t for t in self._transfers.values() if t.peer == incarnation]
-        for transfer in theirs:
-            transfer.fail(DisconnectedError(f"peer {incarnation} was forgotten"))
-        for transfer in theirs:
-            await transfer.wait_settled()
+    async def close(self, incarnation: str) -> None:  # noqa: ARG002 -- nothing is open to it
         await trio.lowlevel.checkpoint()
 
-    def _peer(self, incarnation: str) -> MemoryTransferPlane:
-        peer = self._fabric.planes.get(incarnation)
-        if self.faults.is_unreachable or peer is None or incarnation in self._forgotten:
-            raise ConnectError(f"nobody answers as {incarnation}")
-        return peer
+    def move(self, transfer: Transfer) -> None:
+        assert isinstance(transfer.local, HostRegion), "memory of another plane"
+        Moving(self, transfer).begin()
 
-    def reach(self, plan: _Plan) -> HostRegion:
-        """The peer's region; what is missing is a typed error."""
-        peer = self._peer(plan.there.incarnation)
-        region = peer._regions.get(plan.there.region)  # noqa: SLF001 -- the same class
-        if region is None:
-            raise StaleMemoryError(f"there is no region {plan.there.region}")
-        return region
-
-    def start(
-        self,
-        direction: Direction,
-        local: MemoryRegion,
-        local_blocks: Sequence[int],
-        remote: RemoteMemory,
-        remote_blocks: Sequence[int],
-        *,
-        deadline_s: float,
-        notify: bytes | None = None,
-        ticket: int = 0,
-    ) -> MemoryTransfer:
-        assert isinstance(local, HostRegion), "memory of another plane"
-        plan = plan_transfer(
-            direction,
-            local,
-            local_blocks,
-            remote,
-            remote_blocks,
-            deadline_s=deadline_s,
-            notify=notify,
-            ticket=ticket,
-        )
-        transfer = MemoryTransfer(self, plan)
-        self._transfers[id(transfer)] = transfer
-        self._nursery.start_soon(self._drive, transfer)
-        return transfer
-
-    async def _drive(self, transfer: MemoryTransfer) -> None:
-        try:
-            await transfer.drive()
-        finally:
-            del self._transfers[id(transfer)]
+    # --- settlement ------------------------------------------------------------------------------
 
     def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
         return self._answers.answering(is_settled)
@@ -307,7 +207,7 @@ class MemoryTransferPlane:
         self, address: str, incarnation: str, ticket: int, *, timeout_s: float
     ) -> InquiryReport:
         await trio.lowlevel.checkpoint()
-        peer = self._fabric.listeners.get(address)
+        peer = self.fabric.listeners.get(address)
         if self.faults.is_unreachable:
             await trio.sleep(timeout_s)
             return InquiryReport(InquiryResult.UNREACHED)
@@ -323,15 +223,251 @@ class MemoryTransferPlane:
             InquiryResult.SAYS_SETTLED if is_settled else InquiryResult.SAYS_MOVING, address
         )
 
-    def close(self) -> None:
-        """Nobody reaches it any more; its transfers end, wherever they are."""
-        self._fabric.planes.pop(self.incarnation, None)
-        if self._fabric.listeners.get(self.address) is self:
-            del self._fabric.listeners[self.address]
-        for region in self._regions.values():
-            region.withdraw()
-        for transfer in list(self._transfers.values()):
-            transfer.abort()
+
+class Moving:
+    """One transfer of memory: which blocks are on the way, and what became of them. Synchronous."""
+
+    def __init__(self, mover: MemoryMover, transfer: Transfer) -> None:
+        self._mover, self._fabric, self._transfer = mover, mover.fabric, transfer
+        self._faults = attrs.evolve(mover.faults)
+        self._count = transfer.block_count
+        self._here, self._there = mover.address, transfer.there.address.decode(errors="replace")
+        self.next = 0
+        """So many blocks have been let go of."""
+        self._in_flight = self._landed = 0
+        self._admitted = self._count if self._fabric.is_fenced else 0
+        """So many blocks may go: all where each is checked when it lands, else up to a look."""
+        transfer.was_admitted = self._admitted > 0
+        transfer.let_go = self._let_go
+
+    def begin(self) -> None:
+        """Put the first blocks on their way."""
+        if self._faults.is_unreachable:
+            self.next = self._count
+            self._transfer.fail(ConnectError("the fabric lets nobody through"))
+        elif not self._count:
+            # Nothing to move, but the peer is to be told, and must be there.
+            self._in_flight = 1
+            self._carry(self._here, self._there, 0, partial(self._answer, -1))
+        elif not self._admitted:
+            self._look(self._admit)
+        else:
+            self._launch()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _let_go(self) -> bool:
+        """What is on the way is dropped, or still lands."""
+        return self._is_idle or not (self._fabric.lands_late or self._faults.lands_late)
+
+    @property
+    def _is_idle(self) -> bool:
+        is_through = self.next == self._count or not self._faults.lands_late
+        return self._in_flight == 0 and is_through
+
+    def _settle_if_idle(self) -> None:
+        if self._transfer.is_over and self._is_idle:
+            self._transfer.settle()
+
+    def _succeed(self) -> None:
+        transfer = self._transfer
+        try:
+            if transfer.notify is not None:
+                access = self._fabric.find(transfer.there).access
+                access.complete(transfer.ticket, transfer.notify)
+        except TrinamoError as error:
+            transfer.fail(error)
+        else:
+            transfer.succeed(is_verified=True)
+
+    # --- looks at the owner's table, where nothing is checked as it lands ----------------------------
+
+    def _look(self, then: Callable[[], None]) -> None:
+        """Read the owner's page; go on if it admits us."""
+        transfer = self._transfer
+        blocks = transfer.remote_blocks[self._landed : self._landed + self._fabric.window]
+
+        def read() -> None:
+            try:
+                self._fabric.find(transfer.there).access.admit(
+                    transfer.there.generation,
+                    transfer.ticket,
+                    blocks,
+                    is_target=transfer.direction is Direction.WRITE,
+                )
+            except TrinamoError as error:
+                self._refuse(error)
+            else:
+                self._carry(self._there, self._here, 0, seen)
+
+        def seen() -> None:
+            self._in_flight -= 1
+            if transfer.is_over or not self._fabric.is_alive(self._mover):
+                self._settle_if_idle()
+            else:
+                then()
+
+        self._in_flight += 1
+        self._carry(self._here, self._there, 0, read)
+
+    def _admit(self) -> None:
+        self._admitted = min(self._landed + self._fabric.window, self._count)
+        self._transfer.was_admitted = True
+        self._launch()
+
+    def _count_landed(self) -> None:
+        """What came while something was withdrawn may be anything: it counts after another look."""
+        self._landed = self._admitted
+        self._transfer.confirm(self._landed)
+        if self._landed == self._count:
+            self._succeed()
+            self._settle_if_idle()
+        else:
+            self._look(self._admit)
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def _carry(
+        self,
+        source: str,
+        target: str,
+        size: int,
+        arrive: Callable[[], None],
+        delay_s: float = 0.0,
+    ) -> None:
+        def land() -> None:
+            if not self._transfer.is_settled:
+                arrive()
+
+        self._fabric.carry(source, target, size, land, self._lost, by=self._here, delay_s=delay_s)
+
+    def _lost(self) -> None:
+        self._in_flight -= 1
+        self._transfer.fail(DisconnectedError(f"{self._there} does not answer"))
+        self._settle_if_idle()
+
+    def _launch(self) -> None:
+        """Fill the window. A process that is gone has no queue any more; a paused one has."""
+        transfer, faults = self._transfer, self._faults
+        while (
+            self.next < self._admitted
+            and self._in_flight < self._fabric.window
+            and (faults.lands_late or not transfer.is_over)
+            and self._fabric.is_alive(self._mover)
+        ):
+            position = self.next
+            if position == faults.stalls_after:
+                self._stall()
+                break
+            if position == faults.breaks_after and not transfer.is_over:
+                transfer.fail(DisconnectedError("the fabric broke the connection"))
+                continue
+            self.next += 1
+            self._in_flight += 1
+            data = b""
+            arrive = partial(self._answer, position)
+            if transfer.direction is Direction.WRITE:
+                data = bytes(transfer.local.block(transfer.local_blocks[position]))
+                arrive = partial(self._write, position, data)
+            self._carry(self._here, self._there, len(data), arrive, faults.block_s)
+        self._settle_if_idle()
+
+    def _stall(self) -> None:
+        """Hang; what lands late goes on when the time of the transfer is up, whatever came of it."""
+        transfer = self._transfer
+
+        def go_on() -> None:
+            self._in_flight -= 1
+            transfer.fail(DeadlineError("the fabric stalled"))
+            self._launch()
+
+        if self._faults.lands_late:
+            self._faults.stalls_after = None
+            self._in_flight += 1
+            self._carry(self._here, self._there, 0, go_on, transfer.deadline_s)
+
+    def _write(self, position: int, data: bytes) -> None:
+        """At the peer: a block has come."""
+        try:
+            region = self._remote(position)
+            self._put(region, self._transfer.remote_blocks[position], position, data)
+        except TrinamoError as error:
+            self._refuse(error)
+        else:
+            self._fabric.landed(self._there, position, data)
+            self._carry(self._there, self._here, 0, partial(self._confirm, position))
+
+    def _answer(self, position: int) -> None:
+        """At the peer: a block is asked for."""
+        transfer = self._transfer
+        try:
+            region = self._remote(position)
+        except TrinamoError as error:
+            self._refuse(error)
+            return
+        if position < 0:
+            self._carry(self._there, self._here, 0, partial(self._confirm, -1))
+            return
+        data = bytes(region.block(transfer.remote_blocks[position]))
+
+        def land() -> None:
+            # Late or not: who brings it does not know that nobody wants it any more.
+            if self._fabric.is_alive(self._mover):
+                try:
+                    self._put(transfer.local, transfer.local_blocks[position], position, data)
+                except TrinamoError as error:
+                    transfer.fail(error)
+                self._fabric.landed(self._here, position, data)
+            self._confirm(position)
+
+        self._carry(self._there, self._here, len(data), land)
+
+    def _put(self, region: HostRegion, block: int, position: int, data: bytes) -> None:
+        target = region.block(block)
+        target[:] = data
+        if position == self._faults.corrupts:
+            target[0] ^= 1
+        if zlib.crc32(target) != zlib.crc32(data):
+            raise CorruptedError(f"the checksum of block {position} of the transfer does not match")
+
+    def _remote(self, position: int) -> HostRegion:
+        """The peer's region, which admits the block at `position`; the first time, all of them."""
+        transfer = self._transfer
+        blocks = transfer.remote_blocks
+        if position > 0:
+            blocks = blocks[position : position + 1]
+        region = self._fabric.find(transfer.there)
+        if self._fabric.is_fenced:
+            region.access.admit(
+                transfer.there.generation,
+                transfer.ticket,
+                blocks,
+                is_target=transfer.direction is Direction.WRITE,
+            )
+        elif region.access.is_withdrawn:
+            raise StaleMemoryError("the region was deregistered")
+        return region
+
+    def _refuse(self, error: TrinamoError) -> None:
+        def told() -> None:
+            self._in_flight -= 1
+            self.next = self._count  # Nothing of it goes any more, however late.
+            self._transfer.fail(error)
+            self._settle_if_idle()
+
+        self._carry(self._there, self._here, 0, told)
+
+    def _confirm(self, position: int) -> None:
+        self._in_flight -= 1
+        transfer = self._transfer
+        if position >= 0 and not transfer.is_over:
+            if self._fabric.is_fenced:
+                transfer.confirm(transfer.confirmed_count + 1)
+            elif self.next - self._in_flight == self._admitted:
+                self._look(self._count_landed)
+        if transfer.confirmed_count == self._count and not transfer.is_over:
+            self._succeed()
+        self._launch()
 
 
 @asynccontextmanager
@@ -339,18 +475,26 @@ async def open_memory_transfer_plane(
     fabric: TransferFabric,
     env: Env | None = None,
     *,
-    backend: str = "memory",
+    backend: str = "",
     address: str | None = None,
-) -> AsyncIterator[MemoryTransferPlane]:
+    incarnation: str = "",
+) -> AsyncIterator[TransferPlane[MemoryMover]]:
     """A plane on `fabric`, until the block is left. `backend` lets a test make two kinds.
 
     `address` is where it is asked; None makes one up. The last to have opened one is found there.
+    `incarnation` is the process's; empty: one is drawn.
     """
-    env = RealEnv() if env is None else env
     async with open_nursery() as nursery:
-        plane = MemoryTransferPlane(fabric, env, nursery, backend, address)
-        try:
-            yield plane
-        finally:
-            plane.close()
-            nursery.cancel_scope.cancel()
+        mover = MemoryMover(
+            fabric,
+            nursery,
+            incarnation=incarnation or draw_incarnation((env or RealEnv()).rng),
+            backend=backend or fabric.backend,
+            address=address,
+        )
+        async with open_plane(mover, close_s=fabric.close_s) as plane:
+            try:
+                yield plane
+            finally:
+                fabric.leave(mover)
+        nursery.cancel_scope.cancel()

@@ -12,15 +12,11 @@ import trio
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
-from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
-from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
-from trinamo.transports.one_sided.plane import (
-    PROBES_MAX,
-    OneSidedPlane,
-    open_one_sided_plane,
-)
-from trinamo.transports.one_sided.transfer import Job
+from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
+from trinamo.transports.one_sided.steps import Job
 
 from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment
@@ -34,7 +30,7 @@ def _ignore(peer: str, message: bytes) -> None:
 
 
 class MooncakeBackend:
-    """Implements `one_sided.transfer.Backend`."""
+    """Implements `one_sided.steps.Backend`."""
 
     name = "mooncake"
 
@@ -178,7 +174,7 @@ async def open_mooncake_plane(
     *,
     engine: Engine | None = None,
     incarnation: str = "",
-) -> AsyncIterator[OneSidedPlane]:
+) -> AsyncIterator[TransferPlane[OneSidedMover]]:
     """Load Mooncake, make an engine, and serve registered memory until the block is left.
 
     `incarnation` is the process's; empty: one is drawn. Raises `ConfigError` if Mooncake is not installed, a device does not exist, or the engine

@@ -24,8 +24,8 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.protocol.transfer.description import Direction, runs
-from trinamo.transports.one_sided.address import SLOT_BYTES
-from trinamo.transports.one_sided.transfer import Job, MoveBlocks, ReadPage, Step, Tell
+from trinamo.transports.one_sided.memory import SLOT_BYTES
+from trinamo.transports.one_sided.steps import Job, MoveBlocks, ReadPage, Step, Tell
 
 from .engine import Engine, Told, session_of
 from .options import SLICES_MAX
@@ -198,7 +198,7 @@ class Workers:
                 return
 
     def _move(self, step: MoveBlocks) -> None:
-        plan = step.plan
+        plan = step.transfer
         session = session_of(plan.remote.address)
         size = plan.local.block_bytes
         ours = plan.local_blocks[step.start : step.stop]

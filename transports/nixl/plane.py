@@ -17,15 +17,11 @@ from typing import Final
 import trio
 
 from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
-from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
-from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
-from trinamo.transports.one_sided.plane import (
-    PROBES_MAX,
-    OneSidedPlane,
-    open_one_sided_plane,
-)
-from trinamo.transports.one_sided.transfer import Job
+from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
+from trinamo.transports.one_sided.steps import Job
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
@@ -40,7 +36,7 @@ def _ignore(peer: str, message: bytes) -> None:
 
 
 class NixlBackend:
-    """Implements `one_sided.transfer.Backend`."""
+    """Implements `one_sided.steps.Backend`."""
 
     name = "nixl"
 
@@ -131,7 +127,7 @@ class NixlBackend:
 @asynccontextmanager
 async def open_nixl_plane(
     options: NixlOptions | None = None, env: Env | None = None, *, incarnation: str = ""
-) -> AsyncIterator[OneSidedPlane]:
+) -> AsyncIterator[TransferPlane[OneSidedMover]]:
     """Load NIXL, make an agent, and serve registered memory until the block is left.
 
     `incarnation` is the process's; empty: one is drawn. Raises `ConfigError` if NIXL is not installed, the device does not exist, or UCX finds no

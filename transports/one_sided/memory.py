@@ -1,25 +1,43 @@
-"""Memory of one-sided backends: ranges of addresses, our regions, and those of peers.
+"""Memory of one-sided backends: ranges of addresses, our regions, those of peers, and how to reach them.
 
 Every region has an access page that peers read (`protocol/transfer/access_page.py`); what is
-decided here is shown there. Who moves what is in `transfer.py`.
+decided here is shown there. The address in a description comes from strangers and ends in a library's
+parser, so it is bounded and summed. Who moves what is in `steps.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Final
 
 import attrs
+import msgspec
 from typing_extensions import Buffer, override
 
-from trinamo.runtime.errors import RequestError, TrinamoError
-from trinamo.runtime.planes.transfer import DeviceMemory, Registrable
+from trinamo.runtime.errors import (
+    OverloadedError,
+    RemoteProtocolError,
+    RequestError,
+    TrinamoError,
+)
+from trinamo.runtime.planes import DeviceMemory, MemoryRegion, Registrable, RemoteMemory
+from trinamo.runtime.planes.regions import buffers_of, check_alike, writable_bytes
 from trinamo.runtime.protocol.transfer.access import OnComplete, unheard
-from trinamo.runtime.protocol.transfer.access_page import AccessPage, Expected
-from trinamo.runtime.protocol.transfer.description import MemoryDescription
+from trinamo.runtime.protocol.transfer.access_page import (
+    BITMAP_BYTES_MAX,
+    DIRECTORY_BYTES,
+    HEADER_BYTES,
+    AccessPage,
+    Expected,
+)
+from trinamo.runtime.protocol.transfer.description import ADDRESS_BYTES_MAX, MemoryDescription
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
-from .region import BlockRegion, buffers_of, check_alike, writable_bytes
+SLOT_BYTES: Final = HEADER_BYTES + max(DIRECTORY_BYTES, BITMAP_BYTES_MAX)
+"""What one job may read of an access page at a time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +106,12 @@ class Memory:
         return [block + block // count for block in blocks]
 
 
+def allocate(length: int) -> tuple[Memory, memoryview]:
+    """Zeroed pages of our own; untouched ones cost nothing until a library pins them."""
+    view = memoryview(mmap.mmap(-1, length))
+    return Memory.of(view), view
+
+
 def synchronize_of(memory: Registrable) -> Callable[[], None] | None:
     """Waits for the devices' own work on all buffers; None for memory of the process."""
     waits = [each.synchronize for each in buffers_of(memory) if isinstance(each, DeviceMemory)]
@@ -101,8 +125,10 @@ def synchronize_of(memory: Registrable) -> Callable[[], None] | None:
     return synchronize if waits else None
 
 
-class OneSidedRegion(BlockRegion):
-    """One registered region. Implements `MemoryRegion`; what is withdrawn is shown on its page."""
+class OneSidedRegion(MemoryRegion):
+    """One registered region; what is withdrawn is shown on its page."""
+
+    is_fenced = False
 
     def __init__(
         self,
@@ -112,7 +138,7 @@ class OneSidedRegion(BlockRegion):
         *,
         needs_ticket: bool,
     ) -> None:
-        super().__init__(described, needs_ticket=needs_ticket, is_fenced=False)
+        super().__init__(described, needs_ticket=needs_ticket)
         self.memory = memory
         self.synchronize: Callable[[], None] | None = None
         """Waits for the device's own work; called in the backend's thread."""
@@ -157,10 +183,9 @@ class OneSidedRegion(BlockRegion):
 
 
 @attrs.frozen(kw_only=True)
-class OneSidedRemote:
-    """A peer's region that we are connected to. Implements `RemoteMemory`."""
+class OneSidedRemote(RemoteMemory):
+    """A peer's region, and how the library reaches it."""
 
-    description: MemoryDescription
     memory: Memory
     page: int
     """The address of its access page."""
@@ -177,3 +202,53 @@ class OneSidedRemote:
             generation=described.generation,
             block_count=described.pool_blocks,
         )
+
+
+class _Address(msgspec.Struct, frozen=True, array_like=True):
+    """What `MemoryDescription.address` holds for these backends."""
+
+    library: bytes
+    """How the library reaches the owner."""
+    total: int
+    """CRC-32 of all the others, so that damaged bytes never reach the library's own parser."""
+    page: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    device: Annotated[int, msgspec.Meta(ge=0, le=4095)] | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Address)
+
+
+def _sum(library: bytes, page: int, device: int | None) -> int:
+    return zlib.crc32(f"{page} {device} ".encode("ascii") + library)
+
+
+def pack_address(library: bytes, page: Memory, memory: Memory) -> bytes:
+    """The address for a description; `OverloadedError` if it is too long for one."""
+    total = _sum(library, page.address, memory.device)
+    packed = _encoder.encode(_Address(library, total, page.address, memory.device))
+    if len(packed) > ADDRESS_BYTES_MAX:
+        raise OverloadedError(
+            f"an address of {len(packed)} bytes", bound="address_bytes", value=len(packed)
+        )
+    return packed
+
+
+def parse_remote(described: MemoryDescription) -> OneSidedRemote:
+    """What `described` stands for; `RemoteProtocolError` if its address is none."""
+    try:
+        address = _decoder.decode(described.address)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"no address of {described.backend}: {error}") from error
+    if _sum(address.library, address.page, address.device) != address.total:
+        raise RemoteProtocolError(f"a damaged address of {described.backend}")
+    if not described.bases:
+        raise RemoteProtocolError(f"no address of memory for {described.backend}")
+    memory = Memory(
+        addresses=described.bases,
+        length=described.length // len(described.bases),
+        device=address.device,
+    )
+    return OneSidedRemote(
+        description=described, memory=memory, page=address.page, address=address.library
+    )

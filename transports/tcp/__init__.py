@@ -11,15 +11,15 @@ from .requests.server import TcpRequestServer, open_request_server
 from .sockets import TcpOptions
 from .streams.client import TcpClient, open_client
 from .streams.server import TcpStreamServer, open_stream_server
-from .transfer.plane import TcpTransferPlane, TransferOptions, open_transfer_plane
+from .transfer.plane import TcpMover, TransferOptions, open_transfer_plane
 
 __all__ = [
     "TcpClient",
+    "TcpMover",
     "TcpOptions",
     "TcpRequestPlane",
     "TcpRequestServer",
     "TcpStreamServer",
-    "TcpTransferPlane",
     "TransferOptions",
     "open_client",
     "open_request_plane",

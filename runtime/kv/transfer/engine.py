@@ -35,9 +35,8 @@ from .metadata import NixlMetadata, NixlMetadataStore
 from .metrics import TransferMetrics
 from .peers import REGION, EnginePeers
 from .router import TransferRouter, open_transfer_router
-from .routes import RoutedMemory
+from .routes import BackendStatistics, RoutedMemory, TransferStatistics
 from .settlement import Inquiries
-from .statistics import BackendStatistics, TransferStatistics
 
 if TYPE_CHECKING:
     from ...planes.transports import TransferChain

@@ -23,6 +23,7 @@ from ...planes import MemoryRegion, Transfer
 from ...protocol.transfer.settlement import PeerDescriptor
 from ..pool import BlockPool
 from .grants import Grant
+from .routes import RoutedMemory
 from .settlement import Inquiries, Path, Tickets, quiesce
 
 _log = logging.getLogger("trinamo.transfer")
@@ -99,7 +100,7 @@ class BlockLeases:
 
     def grant(
         self,
-        region: MemoryRegion,
+        region: MemoryRegion | RoutedMemory,
         blocks: Sequence[int],
         peer: PeerDescriptor | None = None,
         *,

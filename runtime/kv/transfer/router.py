@@ -2,8 +2,8 @@
 
 `TransferRouter.move` tries the backends that both ends have in the order of the chain, and goes on
 over the next one from the first block that is not confirmed. Nothing is reported as done until
-every block is. A backend that failed with a peer is left alone until a probe says that it works
-again. Blocks stay leased until every attempt has settled (`leases.py`).
+every block is. A backend that failed with a peer, or stands still, is left alone until a probe says
+that it works again; a caller's own time that is up says nothing about the backend. Blocks stay leased until every attempt has settled (`leases.py`).
 
 How patient it is stands in `data_plane.transfer`. Peers are found and kept by
 `engine.py`.
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import attrs
 import trio
 
 from ...config.planes import TransferConfig
@@ -36,6 +37,7 @@ from ...nurseries import open_nursery
 from ...planes import (
     MemoryRegion,
     Registrable,
+    RemoteMemory,
     Transfer,
     TransferPlane,
     TransferReport,
@@ -47,14 +49,67 @@ from ...protocol.transfer.description import (
     check_compatible,
     decode_descriptions,
 )
-from .attempt import Job, progressing, reached
 from .leases import BlockLeases
 from .metrics import TransferMetrics
-from .routes import Route, RoutedMemory, RoutedPeer
-from .statistics import BackendStatistics, TransferStatistics
+from .routes import BackendStatistics, Route, RoutedMemory, RoutedPeer, TransferStatistics
 
 HEAD_START_SHARE: Final = 0.25
 _log = logging.getLogger("trinamo.transfer")
+_LOOKS: Final = 8
+"""How often a transfer is looked at before it counts as hanging."""
+
+
+@attrs.define
+class Job:
+    """What is left of one move."""
+
+    direction: Direction
+    here: Sequence[int]
+    there: Sequence[int]
+    notify: bytes | None
+    ticket: int
+    ends_at: float
+    """When the caller's time is up."""
+    has_other: bool = False
+    """Whether there is a backend to fall back to that works."""
+    done: int = 0
+    """Leading blocks that are confirmed."""
+    is_stuck: bool = False
+    """Whether a failed attempt still touches the blocks, so that no other one may."""
+
+
+async def reached(route: Route, job: Job, stall_s: float) -> RemoteMemory:
+    """The peer's memory over one backend, waited for as `progressing` waits for blocks."""
+    began_at = trio.current_time()
+    with trio.move_on_at(min(job.ends_at, began_at + stall_s) if job.has_other else job.ends_at):
+        return await route.connected()
+    now = trio.current_time()
+    has_stalled = now < job.ends_at or now - began_at >= stall_s
+    kind = StalledError if has_stalled else DeadlineError
+    raise kind(f"{route.backend} did not connect within {now - began_at:g} s")
+
+
+async def progressing(transfer: Transfer, backend: str, job: Job, stall_s: float) -> TransferReport:
+    """The report; `StalledError` if no block was newly confirmed for about `stall_s` seconds.
+
+    What still moves must not be given up for its size: a fallback is for backends that hang. Where
+    there is none, one that hangs is given up only when the caller's time is up.
+    """
+    confirmed, since = transfer.confirmed_count, trio.current_time()
+    while (now := trio.current_time()) < job.ends_at:
+        if job.has_other and now - since >= stall_s:
+            break
+        with trio.move_on_at(min(job.ends_at, now + stall_s / _LOOKS)):
+            try:
+                return await transfer.wait()
+            except DeadlineError:
+                break  # The plane's own timer, at the same time as ours.
+        if transfer.confirmed_count > confirmed:
+            confirmed, since = transfer.confirmed_count, trio.current_time()
+    left = len(job.here) - job.done - transfer.confirmed_count
+    if trio.current_time() - since >= stall_s:
+        raise StalledError(f"{backend} confirmed no block for {stall_s:g} s; {left} are left")
+    raise DeadlineError(f"{left} blocks were not moved in time")
 
 
 class TransferRouter:

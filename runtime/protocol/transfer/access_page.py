@@ -26,7 +26,8 @@ from typing import Final
 
 import attrs
 
-from ...errors import LocalProtocolError, OverloadedError, StaleMemoryError
+from ...errors import LocalProtocolError, OverloadedError, RemoteProtocolError, StaleMemoryError
+from .description import NOTIFY_BYTES_MAX
 
 HEADER_BYTES: Final = 64
 TICKETS_MAX: Final = 512
@@ -183,3 +184,31 @@ def check_bitmap(bitmap: bytes | memoryview, blocks: Sequence[int]) -> None:
     first = min(blocks) // 8
     if not all(bitmap[block // 8 - first] >> block % 8 & 1 for block in blocks):
         raise StaleMemoryError("blocks that were not granted to the ticket")
+
+
+_HEAD: Final = struct.Struct("<QQ")
+
+
+@attrs.frozen
+class Completion:
+    """A transfer with blocks of ours is done, says who started it."""
+
+    region: int
+    """The number of our region it moved blocks to or from."""
+    ticket: int
+    """What the blocks were granted to."""
+    message: bytes
+    """What the peer's caller gave as `notify`."""
+
+
+def encode_completion(notice: Completion) -> bytes:
+    """The bytes that `decode_completion` takes."""
+    return _HEAD.pack(notice.region, notice.ticket) + notice.message
+
+
+def decode_completion(data: bytes) -> Completion:
+    """The notice in `data`; `RemoteProtocolError` for anything else."""
+    if not _HEAD.size <= len(data) <= _HEAD.size + NOTIFY_BYTES_MAX:
+        raise RemoteProtocolError(f"a notification of {len(data)} bytes")
+    region, ticket = _HEAD.unpack_from(data)
+    return Completion(region, ticket, data[_HEAD.size :])

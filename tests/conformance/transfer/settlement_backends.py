@@ -15,7 +15,6 @@ from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.cluster.memory import SECRET
 from trinamo.sim.core.env import SimEnv
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
     TransferFabric,
     open_memory_transfer_plane,
 )
@@ -34,17 +33,24 @@ class Place(Protocol):
         ...
 
 
+@asynccontextmanager
+async def the_mover(opening: AbstractAsyncContextManager[Any]) -> AsyncIterator[SettlementPlane]:
+    """What asks and answers for a plane, while that is open."""
+    async with opening as plane:
+        yield plane.mover
+
+
 class InMemory:
     """Memory planes on one fabric."""
 
     def __init__(self) -> None:
         self.fabric = TransferFabric()
 
-    def asker(self) -> AbstractAsyncContextManager[MemoryTransferPlane]:
-        return open_memory_transfer_plane(self.fabric)
+    def asker(self) -> AbstractAsyncContextManager[SettlementPlane]:
+        return the_mover(open_memory_transfer_plane(self.fabric))
 
-    def life(self) -> AbstractAsyncContextManager[MemoryTransferPlane]:
-        return open_memory_transfer_plane(self.fabric, address="the peer's")
+    def life(self) -> AbstractAsyncContextManager[SettlementPlane]:
+        return the_mover(open_memory_transfer_plane(self.fabric, address="the peer's"))
 
 
 class OverTcp:
@@ -54,14 +60,14 @@ class OverTcp:
         self._port = 0
 
     def asker(self) -> AbstractAsyncContextManager[SettlementPlane]:
-        return open_transfer_plane()
+        return the_mover(open_transfer_plane())
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[SettlementPlane]:
         options = TransferOptions(tcp=TcpOptions(port=self._port))
         async with open_transfer_plane(options) as plane:
-            self._port = int(plane.address.rpartition(":")[2])
-            yield plane
+            self._port = int(plane.mover.address.rpartition(":")[2])
+            yield plane.mover
 
 
 class _Remote:
@@ -109,7 +115,7 @@ class OverSimulatedTcp:
             open_transfer_plane(TransferOptions(tcp=tcp), env) as plane,
             trio.open_nursery() as nursery,
         ):
-            remote = _Remote(plane)
+            remote = _Remote(plane.mover)
             nursery.start_soon(remote.serve)
             yield remote
             nursery.cancel_scope.cancel()

@@ -13,7 +13,7 @@ import trio
 import trinamo
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo import KvLayout, KvMemory, KvShape
-from trinamo.runtime.planes.transfer import DeviceMemory
+from trinamo.runtime.planes import DeviceMemory
 
 SHAPE = KvShape(layers=2, heads=2, channels=4, block_tokens=4, dtype="<f2")
 BLOCKS = 6

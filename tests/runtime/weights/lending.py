@@ -30,8 +30,11 @@ from trinamo.runtime.weights.messages import (
 from trinamo.runtime.weights.metrics import WeightsMetrics
 from trinamo.runtime.weights.taker import Taker, Wanted
 from trinamo.transports.memory.control import MemoryControlPlane
-from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
-from trinamo.transports.memory.transfer_faults import TransferFaults
+from trinamo.transports.memory.transfer import (
+    TransferFabric,
+    TransferFaults,
+    open_memory_transfer_plane,
+)
 
 CHUNK = 4096
 MODEL, SPACE = "m", "trinamo"
@@ -133,7 +136,7 @@ class World:
                 section=self.config.data_plane.transfer,
             ) as router,
         ):
-            plane.faults = faults or TransferFaults()
+            plane.mover.faults = faults or TransferFaults()
             clients: Any = self
             yield Taker(
                 control=self.control,

@@ -34,7 +34,7 @@ from trinamo.runtime.weights.messages import (
     weights_key,
 )
 from trinamo.runtime.weights.taker import Wanted, find_offers
-from trinamo.transports.memory.transfer_faults import TransferFaults
+from trinamo.transports.memory.transfer import TransferFaults
 
 CHUNKS = 7
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.services.memory.adapters import TroubledFabric
+from trinamo.sim.services.memory import TroubledFabric
 
 LATENCY_S = 0.001
 

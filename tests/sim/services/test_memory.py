@@ -14,10 +14,11 @@ from trinamo.runtime.errors import (
     KilledError,
     StaleMemoryError,
 )
-from trinamo.runtime.planes import MemoryRegion, RemoteMemory
+from trinamo.runtime.planes import MemoryRegion, RemoteMemory, TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.sim import Network, SeedChoices, SimEnv, World
-from trinamo.sim.services import MemoryFabric, SimulatedMemoryPlane, open_simulated_memory
+from trinamo.sim.services import MemoryFabric
+from trinamo.transports.memory.transfer import MemoryMover, open_memory_transfer_plane
 
 BLOCK, BLOCKS = 1024, 32
 ALL = list(range(BLOCKS))
@@ -27,7 +28,7 @@ READ, WRITE = Direction.READ, Direction.WRITE
 class Pair:
     """Two hosts with a page of memory each; the story is told on `decode`."""
 
-    plane: SimulatedMemoryPlane
+    plane: TransferPlane[MemoryMover]
     local: MemoryRegion
     remote: RemoteMemory
     owned: MemoryRegion
@@ -42,7 +43,7 @@ class Pair:
     async def own(self) -> None:
         # Each life has dice of its own, or it would draw its predecessor's name.
         life = f"prefill.{self.world.host('prefill').generation}"
-        async with open_simulated_memory(self.fabric, SimEnv(self.world, life)) as plane:
+        async with open_memory_transfer_plane(self.fabric, SimEnv(self.world, life)) as plane:
             self.owned = await plane.register(self.there, block_bytes=BLOCK)
             self._description = self.owned.describe()
             await trio.sleep_forever()
@@ -53,7 +54,9 @@ class Pair:
     def play(self, story: Callable[[Pair], Awaitable[None]]) -> str:
         async def decode() -> None:
             await trio.sleep(0.1)
-            async with open_simulated_memory(self.fabric, SimEnv(self.world, "decode")) as plane:
+            async with open_memory_transfer_plane(
+                self.fabric, SimEnv(self.world, "decode")
+            ) as plane:
                 self.plane = plane
                 self.local = await plane.register(self.here, block_bytes=BLOCK)
                 self.remote = await self.connect()
@@ -180,7 +183,7 @@ def test_what_is_withdrawn_on_the_way_is_refused_where_memory_is_fenced_and_unco
 
     async def story(pair: Pair) -> None:
         transfer = pair.start(WRITE)
-        while not transfer._next:
+        while not transfer.was_admitted:
             await trio.sleep(0.0001)
         assert pair.there[0] == ord("x")
         pair.owned.renew()

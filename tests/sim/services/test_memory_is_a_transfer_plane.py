@@ -20,7 +20,8 @@ from tests.conformance.transfer.ends import Ends
 from tests.conformance.transfer.test_several_buffers import both
 from tests.worlds import in_world, on_host
 from trinamo.sim import Network, SeedChoices, SimEnv, World
-from trinamo.sim.services import MemoryFabric, open_simulated_memory
+from trinamo.sim.services import MemoryFabric
+from trinamo.transports.memory.transfer import open_memory_transfer_plane
 
 __all__ = ["both", "bounded", "granted"]
 
@@ -46,7 +47,9 @@ async def open_planes(world: World) -> AsyncIterator[Planes]:
     async with AsyncExitStack() as stack:
         ours, theirs = [
             await stack.enter_async_context(
-                on_host(world, name, partial(open_simulated_memory, fabric, SimEnv(world, name)))
+                on_host(
+                    world, name, partial(open_memory_transfer_plane, fabric, SimEnv(world, name))
+                )
             )
             for name in ("decode", "prefill")
         ]
@@ -66,7 +69,6 @@ async def ends(simulated: World) -> AsyncIterator[Ends]:
         name="simulated",
         open_planes=partial(open_planes, simulated),
         settles_at_once=False,
-        is_verified=False,
     )
     here, there = Pages(1), Pages(2)
     async with backend.open_planes() as (ours, theirs):

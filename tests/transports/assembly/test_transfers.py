@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ from trinamo.transports.assembly import transfers
 from trinamo.transports.assembly.transfers import open_transfer_chain
 from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
-from trinamo.transports.one_sided.plane import OneSidedPlane
-from trinamo.transports.tcp import TcpTransferPlane, open_transfer_plane
+from trinamo.transports.one_sided.mover import OneSidedMover
+from trinamo.transports.tcp import TcpMover, open_transfer_plane
 
 
 def section(**overrides: Any) -> DataPlaneConfig:
@@ -64,8 +65,8 @@ async def test_without_a_word_in_the_configuration_it_is_tcp() -> None:
 
 async def test_peers_are_asked_over_the_port_that_is_opened_first_and_closed_last() -> None:
     async with open_transfer_chain(Config().data_plane, RealEnv()) as chain:
-        assert isinstance(chain.settlement, TcpTransferPlane)
-        assert list(chain.planes) == [chain.settlement]
+        assert isinstance(chain.settlement, TcpMover)
+        assert [plane.mover for plane in chain.planes] == [chain.settlement]
 
 
 @pytest.mark.parametrize("is_left_moving", [False, True])
@@ -73,20 +74,20 @@ async def test_the_port_is_not_refused_while_a_backend_still_moves_bytes(
     is_left_moving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else peers would take this process for dead, and use blocks that it writes."""
-    plane = object.__new__(OneSidedPlane)
+    mover = object.__new__(OneSidedMover)
+    plane = SimpleNamespace(backend="nixl", mover=mover)
 
     @asynccontextmanager
-    async def leaving(*_: Any) -> AsyncIterator[OneSidedPlane]:
+    async def leaving(*_: Any) -> AsyncIterator[Any]:
         yield plane
-        plane.is_left_moving = is_left_moving
+        mover.is_left_moving = is_left_moving
 
-    plane.backend = "nixl"  # type: ignore[misc]
     monkeypatch.setattr(transfers, "_open_nixl", leaving)
     async with open_transfer_chain(section(nixl__enabled=True), RealEnv()) as chain:
         tcp = chain.settlement
-        assert isinstance(tcp, TcpTransferPlane)
+        assert isinstance(tcp, TcpMover)
     async with open_transfer_plane() as asker:
-        found = await asker.inquire(tcp.address, tcp.incarnation, 1, timeout_s=0.2)
+        found = await asker.mover.inquire(tcp.address, tcp.incarnation, 1, timeout_s=0.2)
     assert found.result is (InquiryResult.SILENT if is_left_moving else InquiryResult.REFUSED)
 
 
@@ -181,9 +182,9 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
     )
     async with open_transfer_chain(wanted, RealEnv()) as chain:
         (tcp,) = chain.planes
-        assert isinstance(tcp, TcpTransferPlane)
-        options = tcp.options
-        host, _, _ = tcp.address.rpartition(":")
+        assert isinstance(tcp.mover, TcpMover)
+        options = tcp.mover.options
+        host, _, _ = tcp.mover.address.rpartition(":")
     assert (options.slice_bytes, options.checksum) == (1 << 20, "crc32")
     assert (options.tcp.host, options.tcp.keepalive_idle_s, host) == ("127.0.0.2", 9, "kv.example")
     assert seen == [

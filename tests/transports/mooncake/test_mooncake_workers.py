@@ -178,13 +178,13 @@ async def test_closing_is_bounded_once_however_many_threads_are_stuck(
     options = MooncakeOptions(threads=8, drain_s=100)
     monkeypatch.setattr(plane_module, "choose_path", lambda *_: "tcp")
     async with open_mooncake_plane(options, RealEnv(), engine=engine_over(Library())) as plane:
-        library: Any = plane._library
+        library: Any = plane.mover._library
         for number in range(8):
             library._workers.submit(Job(stick, f"peer-{number}"))
         await trio.to_thread.run_sync(all_stuck.wait)
         before = trio.current_time()
     assert trio.current_time() - before == pytest.approx(100)
-    assert plane.is_left_moving
+    assert plane.mover.is_left_moving
     gate.set()
 
 

@@ -12,10 +12,10 @@ import trio
 from tests.session import needs
 from tests.transports.owner_process import connect, noise, running_owner
 from trinamo.runtime.errors import ConnectError, DisconnectedError, TransferError
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.nixl.plane import open_nixl_plane
-from trinamo.transports.one_sided.plane import OneSidedPlane
 
 needs.NIXL.imported()
 
@@ -28,13 +28,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def plane(backend: str) -> AsyncIterator[OneSidedPlane]:
+async def plane(backend: str) -> AsyncIterator[TransferPlane]:
     options = NixlOptions(same_host=backend == "nixl cma", drain_s=1.0, connect_timeout_s=2)
     async with open_nixl_plane(options) as plane:
         yield plane
 
 
-async def test_a_peer_that_is_gone_cannot_be_connected(plane: OneSidedPlane, backend: str) -> None:
+async def test_a_peer_that_is_gone_cannot_be_connected(plane: TransferPlane, backend: str) -> None:
     with running_owner(backend) as owner:
         description = owner.description
     with trio.fail_after(10), pytest.raises((ConnectError, TransferError)):
@@ -42,7 +42,7 @@ async def test_a_peer_that_is_gone_cannot_be_connected(plane: OneSidedPlane, bac
 
 
 async def test_a_peer_that_was_lost_and_lives_is_reached_by_a_probe(
-    plane: OneSidedPlane, backend: str
+    plane: TransferPlane, backend: str
 ) -> None:
     with running_owner(backend) as owner:
         mover = await connect(plane, owner)

@@ -15,7 +15,7 @@ from trinamo.runtime.errors import DisconnectedError, TransferError, TrinamoErro
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.transports.nixl.progress import ProgressThread
 from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
-from trinamo.transports.one_sided.transfer import Step, Tell
+from trinamo.transports.one_sided.steps import Step, Tell
 
 
 class Agent:
@@ -96,7 +96,7 @@ class Reading(Job):
     """A job whose step has to be waited for."""
 
     def _take(self) -> Generator[Step, None, None]:
-        from trinamo.transports.one_sided.transfer import ReadPage
+        from trinamo.transports.one_sided.steps import ReadPage
 
         yield ReadPage(REMOTE, 0, 64)
 

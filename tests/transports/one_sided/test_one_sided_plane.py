@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from trinamo.runtime.errors import StaleMemoryError, TransferError
-from trinamo.runtime.protocol.transfer.completion import Completion, encode_completion
+from trinamo.runtime.planes import TransferPlane
+from trinamo.runtime.protocol.transfer.access_page import Completion, encode_completion
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.one_sided.address import SLOT_BYTES, allocate
-from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
-from trinamo.transports.one_sided.plane import PROBES_MAX, OneSidedPlane, open_one_sided_plane
-from trinamo.transports.one_sided.transfer import Job
+from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
+from trinamo.transports.one_sided.steps import Job
 
 Clock = trio.testing.MockClock
 SIZE, BLOCKS = 64, 4
@@ -74,7 +74,7 @@ class House:
     """A plane with one region, and a peer's that the library moves blocks of for ever."""
 
     library: Library
-    plane: OneSidedPlane
+    plane: TransferPlane[OneSidedMover]
     memory: bytearray
     region: Any
     remote: OneSidedRemote
@@ -182,9 +182,9 @@ async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
     heard: list[bytes] = []
     house.region.grant(5, [0], heard.append)
     house.library.says("somebody", said)
-    assert (heard, house.plane.refused_count) == ([], 1)
+    assert (heard, house.plane.mover.refused_count) == ([], 1)
     house.library.says("whoever", encode_completion(Completion(1, 5, b"true")))
-    assert (heard, house.plane.refused_count) == ([b"true"], 1)
+    assert (heard, house.plane.mover.refused_count) == ([b"true"], 1)
     house.region.revoke(5)
     house.library.says("whoever", encode_completion(Completion(1, 5, b"again")))
-    assert (heard, house.plane.refused_count) == ([b"true"], 2)
+    assert (heard, house.plane.mover.refused_count) == ([b"true"], 2)

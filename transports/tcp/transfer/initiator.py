@@ -6,9 +6,8 @@ to different peers know nothing of each other, and whoever waits for one may sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import attrs
 import trio
@@ -21,15 +20,20 @@ from trinamo.runtime.errors import (
     TrinamoError,
     error_from_wire,
 )
-from trinamo.runtime.protocol.transfer.description import MemoryDescription
+from trinamo.runtime.planes import RemoteMemory, Transfer
+from trinamo.runtime.planes.transfer import again
+from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.stream import (
     Abort,
     Confirmed,
     Failed,
     Finished,
     Message,
+    Notify,
+    Read,
+    Write,
+    pack_blocks,
 )
-from trinamo.transports.one_sided.state import again
 
 from .checksum import NO_CHECKSUM
 from .link import Link
@@ -43,7 +47,7 @@ class Exchange:
         self.id = number
         self.is_over = False
         """Whether nothing more comes for it."""
-        self.on_confirmed: Callable[[int], None] = lambda _: None
+        self.on_confirmed: Callable[[int], object] = lambda _: None
         self._error: TrinamoError | None = None
         self._done = trio.Event()
 
@@ -77,7 +81,9 @@ class InitiatorLink(Link):
         self._broken: TrinamoError | None = None
 
     @contextmanager
-    def exchange(self, on_confirmed: Callable[[int], None] = lambda _: None) -> Iterator[Exchange]:
+    def exchange(
+        self, on_confirmed: Callable[[int], object] = lambda _: None
+    ) -> Iterator[Exchange]:
         """A new request; leaving it before its last answer tells the peer to forget it.
 
         Raises what broke the stream, if it is over.
@@ -95,6 +101,43 @@ class InitiatorLink(Link):
             self.receiving.pop(exchange.id, None)
             if not exchange.is_over:
                 self.put(Abort(exchange.id))
+
+    async def move(self, transfer: Transfer) -> None:
+        """Do one transfer, and tell who granted the blocks; raises what ends it.
+
+        All it touches of our memory goes through one `Flow`, which is closed the moment the transfer
+        is over: so here a transfer is settled as soon as it is over.
+        """
+        is_read, there = transfer.direction is Direction.READ, transfer.there
+        where = (there.region, there.generation, there.block_bytes, transfer.ticket)
+        listed = pack_blocks(transfer.remote_blocks)
+        with self.exchange(transfer.confirm) as exchange:
+            flow = Flow(
+                exchange.id,
+                transfer.local,
+                transfer.local_blocks,
+                self.checksum,
+                on_fence=exchange.fail,
+            )
+            transfer.let_go = flow.let_go
+            if is_read:
+                if flow.blocks:
+                    self.receiving[exchange.id] = flow
+                self.put(Read(exchange.id, *where), listed)
+            else:
+                self.put(Write(exchange.id, *where, transfer.notify), listed)
+                if flow.blocks:
+                    self.send_blocks(flow, lambda: None)
+            await exchange.wait()
+            if not flow.is_complete:
+                raise RemoteProtocolError(
+                    f"finished, but only {flow.position} of {len(flow.blocks)} blocks have moved"
+                )
+            flow.close()
+        if is_read and transfer.notify is not None:
+            with self.exchange() as exchange:
+                self.put(Notify(exchange.id, there.region, transfer.ticket, transfer.notify))
+                await exchange.wait()
 
     def take(self, message: Message, data: bytes) -> None:
         """Hand an answer to who asked; answers to requests we gave up are dropped."""
@@ -130,14 +173,9 @@ class InitiatorLink(Link):
             exchange.fail(error)
 
 
-class Dial(Protocol):
-    """How a peer is reached: connect, greet, check who answers."""
-
-    async def __call__(
-        self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
-    ) -> None:
-        """Started with the link, it serves the link until that is over, and raises why."""
-        ...
+Dial = Callable[[str, str, Callable[[InitiatorLink], None]], Awaitable[None]]
+"""Reaches an address: connects, greets, checks that this incarnation answers, gives the link to the
+last argument, and serves it until it is over; raises why. No nursery's `start`, which a waiter could cancel."""
 
 
 @attrs.define(eq=False)
@@ -152,17 +190,6 @@ class _Attempt:
             raise again(self.error)
         assert self.link is not None
         return self.link
-
-
-class _Started(trio.TaskStatus[InitiatorLink]):
-    """Takes the link from `Dial` without a nursery's `start`, which a waiter could cancel."""
-
-    def __init__(self, take: Callable[[InitiatorLink], None]) -> None:
-        self._take = take
-
-    def started(self, value: InitiatorLink | None = None) -> None:
-        assert value is not None
-        self._take(value)
 
 
 class PeerStream:
@@ -184,6 +211,11 @@ class PeerStream:
         self._attempt: _Attempt | None = None
         self._scope: trio.CancelScope | None = None
         self._is_forgotten = False
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether there is a stream to it now."""
+        return self._link is not None
 
     async def reach(self) -> InitiatorLink:
         """The stream, dialled if there is none. Cancelled, the dial goes on for others."""
@@ -215,7 +247,7 @@ class PeerStream:
             with trio.CancelScope() as self._scope:
                 if self._is_forgotten:
                     return
-                await self._dial(self.address, self.incarnation, _Started(take))
+                await self._dial(self.address, self.incarnation, take)
         except TrinamoError as found:
             error = found
         finally:
@@ -230,8 +262,7 @@ class PeerStream:
 
 
 @attrs.frozen
-class TcpRemote:
-    """A peer's region. Implements `RemoteMemory`."""
+class TcpRemote(RemoteMemory):
+    """A peer's region, and the stream to it."""
 
-    description: MemoryDescription
     peer: PeerStream

@@ -23,9 +23,9 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     TrinamoError,
 )
+from trinamo.runtime.planes.regions import HostRegion, Registrable
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.runtime.protocol.transfer.stream import SUM_BYTES
-from trinamo.transports.one_sided.region import HostRegion
 
 from .checksum import NO_CHECKSUM, PIECE_BYTES, Checksum
 
@@ -36,17 +36,17 @@ SLICE_BLOCKS_MAX: Final = 1024
 
 
 class TcpRegion(HostRegion):
-    """One registered region. Implements `MemoryRegion`."""
+    """One registered region, whose flows a withdrawal fences."""
 
     def __init__(
         self,
-        views: Sequence[memoryview],
-        described: MemoryDescription,
+        memory: Registrable,
+        draft: MemoryDescription,
         *,
         needs_ticket: bool,
     ) -> None:
-        super().__init__(views, described, needs_ticket=needs_ticket, is_fenced=True)
-        self._anchors = [ctypes.c_char.from_buffer(view) for view in views]
+        super().__init__(memory, draft, needs_ticket=needs_ticket)
+        self._anchors = [ctypes.c_char.from_buffer(view) for view in self.views]
         self._flows: dict[int, Flow] = {}
 
     @override
@@ -132,6 +132,11 @@ class Flow:
             self.error = error
             self.close()
             self.on_fence(error)
+
+    def let_go(self) -> bool:
+        """`close`, and say that nothing of ours is touched any more."""
+        self.close()
+        return True
 
     def close(self) -> None:
         """Let go of the memory, without a word to anybody."""

@@ -1,24 +1,23 @@
 """The tcp transfer plane: blocks over streams.
 
-Read `memory.py` (regions, flows, fencing), then `link.py` (one stream), then
-its two ends, `target.py` and `initiator.py`, and `flight.py` (one
-transfer). Works on simulated sockets, too.
+Read `memory.py` (regions, flows, fencing), then `link.py` (one stream), then its two ends,
+`target.py` and `initiator.py`. Works on simulated sockets, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
-    DisconnectedError,
     RefusedError,
     RemoteProtocolError,
     StaleMemoryError,
@@ -26,15 +25,11 @@ from trinamo.runtime.errors import (
     error_from_wire,
 )
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import MemoryRegion, Registrable, RemoteMemory
+from trinamo.runtime.planes import Mover, Registrable, Transfer, TransferPlane
 from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
+from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.streams.membership import Purpose
-from trinamo.runtime.protocol.transfer.description import (
-    Direction,
-    MemoryDescription,
-    decode_description,
-    draw_incarnation,
-)
+from trinamo.runtime.protocol.transfer.description import MemoryDescription, draw_incarnation
 from trinamo.runtime.protocol.transfer.stream import (
     Failed,
     Hello,
@@ -42,20 +37,16 @@ from trinamo.runtime.protocol.transfer.stream import (
     Ping,
     Welcome,
 )
-from trinamo.transports.one_sided.region import check_parts, host_buffers
-from trinamo.transports.one_sided.state import plan_transfer
 
 from ..accepting import Gate
 from ..greeting import dial_member, welcome
 from ..sockets import TcpOptions, open_listener
-from .checksum import Checksum, ChecksumChoice, choose, offered
-from .flight import TcpTransfer
+from .checksum import NO_CHECKSUM, Checksum, ChecksumChoice, choose, offered
 from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .inquiry import answer, inquire
 from .link import serve
 from .memory import TcpRegion
-from .refusals import Refusals
-from .target import TargetLink
+from .target import Refusals, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
 _VERSION: Final = 1
@@ -72,17 +63,18 @@ class TransferOptions:
     """`auto`: XXH3 where both ends have the package `xxhash`, else CRC-32."""
 
 
-class TcpTransferPlane:
-    """Implements `TransferPlane` and `SettlementPlane`; made by `open_transfer_plane`."""
+class TcpMover(Mover[TcpRegion]):
+    """Blocks over one stream to each peer. Implements `SettlementPlane`, too."""
 
-    backend: str = "tcp"
+    backend = "tcp"
+    path = "stream"
 
     def __init__(
         self, options: TransferOptions, env: Env, nursery: trio.Nursery, address: str
     ) -> None:
+        super().__init__(draw_incarnation(env.rng))
         self.options = options
         self.address = address
-        self.incarnation = draw_incarnation(env.rng)
         self.malformed_count = 0
         """Streams that were ended because the peer talked nonsense."""
         self.outlives_us = False
@@ -90,62 +82,21 @@ class TcpTransferPlane:
         self._answers = Answers()
         self._refusals = Refusals()
         self._env, self._nursery = env, nursery
-        self._regions: dict[int, TcpRegion] = {}
-        self._numbers = 0
         self._peers: dict[str, PeerStream] = {}
-        self._transfers: dict[int, TcpTransfer] = {}
-
-    # --- memory ----------------------------------------------------------------------------------
 
     async def register(
-        self,
-        memory: Registrable,
-        *,
-        block_bytes: int,
-        fingerprint: str = "",
-        needs_ticket: bool = False,
-        parts: int = 1,
+        self, memory: Registrable, draft: MemoryDescription, *, needs_ticket: bool
     ) -> TcpRegion:
-        """Register writable buffers; nothing is pinned, so it costs nothing."""
+        """Nothing is pinned, so it costs nothing."""
         await trio.lowlevel.checkpoint()
-        views = host_buffers(memory, block_bytes, backend="tcp")
-        length = sum(view.nbytes for view in views)
-        check_parts(length // block_bytes, parts)
-        self._numbers += 1
         # Peers ask by block, and need not know where the memory of this process lies.
-        described = MemoryDescription(
-            backend=self.backend,
-            incarnation=self.incarnation,
-            region=self._numbers,
-            generation=1,
-            fingerprint=fingerprint,
-            length=length,
-            block_bytes=block_bytes,
-            parts=parts,
-            address=self.address.encode(),
-        )
-        region = TcpRegion(views, described, needs_ticket=needs_ticket)
-        self._regions[self._numbers] = region
-        return region
-
-    async def deregister(self, region: MemoryRegion) -> None:
-        """Refuse all transfers with the region and end those under way."""
-        if self._regions.get(region.description.region) is region:
-            self._regions.pop(region.description.region).withdraw()
-        await trio.lowlevel.checkpoint()
-
-    def region(self, number: int) -> TcpRegion:
-        """A region by number, for peers."""
-        region = self._regions.get(number)
-        if region is None:
-            raise StaleMemoryError(f"there is no region {number}")
-        return region
+        described = msgspec.structs.replace(draft, address=self.address.encode())
+        return TcpRegion(memory, described, needs_ticket=needs_ticket)
 
     # --- peers -----------------------------------------------------------------------------------
 
-    async def connect(self, description: bytes) -> TcpRemote:
-        """Dial the peer, or use the stream there is."""
-        described = decode_description(description, backend=self.backend)
+    async def ask(self, described: MemoryDescription) -> TcpRemote:
+        """Dial, or exchange a word over the stream that there is."""
         try:
             address = described.address.decode("ascii")
         except UnicodeDecodeError:
@@ -156,33 +107,24 @@ class TcpTransferPlane:
                 described.incarnation, address, self._dial, self._nursery, self._on_unreached
             )
             self._peers[described.incarnation] = peer
-        await peer.reach()
+        is_new = not peer.is_reached
+        link = await peer.reach()
+        if not is_new:  # Else its greeting was the sign of life.
+            with link.exchange() as exchange:
+                link.put(Ping(exchange.id))
+                await exchange.wait()
         return TcpRemote(described, peer)
 
     def _on_unreached(self, peer: PeerStream) -> None:
         if self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
 
-    async def forget(self, incarnation: str) -> None:
-        """Close the stream to a peer; what is under way with it fails."""
+    async def close(self, incarnation: str) -> None:
+        """Close the stream to a peer."""
         peer = self._peers.pop(incarnation, None)
         if peer is not None:
-            for transfer in list(self._transfers.values()):
-                if transfer.peer is peer:
-                    transfer.fail(DisconnectedError(f"peer {incarnation} was forgotten"))
             peer.forget()
         await trio.lowlevel.checkpoint()
-
-    async def probe(self, remote: RemoteMemory) -> None:
-        """One exchange with the peer over a stream that is dialled if need be."""
-        link = await self._of_ours(remote).peer.reach()
-        with link.exchange() as exchange:
-            link.put(Ping(exchange.id))
-            await exchange.wait()
-
-    def _of_ours(self, remote: RemoteMemory) -> TcpRemote:
-        assert isinstance(remote, TcpRemote), "memory of a peer of another plane"
-        return remote
 
     # --- settlement ------------------------------------------------------------------------------
 
@@ -198,52 +140,23 @@ class TcpTransferPlane:
 
     # --- transfers -------------------------------------------------------------------------------
 
-    def start(
-        self,
-        direction: Direction,
-        local: MemoryRegion,
-        local_blocks: Sequence[int],
-        remote: RemoteMemory,
-        remote_blocks: Sequence[int],
-        *,
-        deadline_s: float,
-        notify: bytes | None = None,
-        ticket: int = 0,
-    ) -> TcpTransfer:
-        """Start one transfer in the plane's nursery."""
-        assert isinstance(local, TcpRegion), "memory of another plane"
-        plan = plan_transfer(
-            direction,
-            local,
-            local_blocks,
-            self._of_ours(remote),
-            remote_blocks,
-            deadline_s=deadline_s,
-            notify=notify,
-            ticket=ticket,
-        )
-        transfer = TcpTransfer(plan, self._env.clock)
-        self._transfers[id(transfer)] = transfer
-        self._nursery.start_soon(self._drive, transfer)
-        return transfer
+    def move(self, transfer: Transfer) -> Awaitable[bool]:
+        """Dial if need be, ask, and wait for the peer's last word."""
+        assert isinstance(transfer.local, TcpRegion), "memory of another plane"
+        assert isinstance(transfer.remote, TcpRemote), "memory of a peer of another plane"
+        return self._move(transfer, transfer.remote.peer)
 
-    async def _drive(self, transfer: TcpTransfer) -> None:
-        try:
-            await transfer.drive()
-        finally:
-            del self._transfers[id(transfer)]
+    async def _move(self, transfer: Transfer, peer: PeerStream) -> bool:
+        link = await peer.reach()
+        # Aborted before it began, nobody would close a flow that is opened now.
+        if not transfer.is_over:
+            await link.move(transfer)
+        return link.checksum is not NO_CHECKSUM
 
     # --- streams ---------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End all transfers and refuse all memory. Synchronous."""
-        for transfer in list(self._transfers.values()):
-            transfer.abort()
-        for number in list(self._regions):
-            self._regions.pop(number).withdraw()
-
     async def _dial(
-        self, address: str, incarnation: str, task_status: trio.TaskStatus[InitiatorLink]
+        self, address: str, incarnation: str, take: Callable[[InitiatorLink], None]
     ) -> None:
         stream, name = await dial_member(address, self.options.tcp, self._env, Purpose.TRANSFERS)
         async with stream:
@@ -252,7 +165,7 @@ class TcpTransferPlane:
             link = InitiatorLink(stream, slice_bytes=self.options.slice_bytes)
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
-            task_status.started(link)
+            take(link)
             await serve(link)
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
@@ -323,7 +236,7 @@ async def _bounded(timeout_s: float) -> AsyncIterator[None]:
 @asynccontextmanager
 async def open_transfer_plane(
     options: TransferOptions | None = None, env: Env | None = None
-) -> AsyncIterator[TcpTransferPlane]:
+) -> AsyncIterator[TransferPlane[TcpMover]]:
     """Bind the transfer port and serve registered memory until the block is left.
 
     Raises `ConfigError` if the address cannot be bound. Leaving it ends all transfers. Who is
@@ -333,19 +246,19 @@ async def open_transfer_plane(
     """
     options = TransferOptions() if options is None else options
     listener, address = await open_listener(options.tcp)
-    plane: TcpTransferPlane | None = None
+    mover: TcpMover | None = None
     try:
         async with open_nursery() as nursery:
-            plane = TcpTransferPlane(options, RealEnv() if env is None else env, nursery, address)
-            gate = Gate(options.tcp, plane.greet, plane.serve_stream)
+            mover = TcpMover(options, RealEnv() if env is None else env, nursery, address)
+            gate = Gate(options.tcp, mover.greet, mover.serve_stream)
             nursery.start_soon(gate.accept, listener, nursery)
             try:
-                yield plane
+                async with open_plane(mover) as plane:
+                    yield plane
             finally:
-                plane.close()
                 nursery.cancel_scope.cancel()
     finally:
-        if plane is not None and plane.outlives_us:
+        if mover is not None and mover.outlives_us:
             listener.socket.detach()
         else:
             listener.socket.close()

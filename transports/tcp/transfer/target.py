@@ -38,7 +38,6 @@ from trinamo.runtime.protocol.transfer.stream import (
 from .checksum import NO_CHECKSUM
 from .link import Link
 from .memory import Flow, TcpRegion
-from .refusals import Refusals
 
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
@@ -52,6 +51,29 @@ class _Request:
     flow: Flow
     ticket: int
     notify: bytes | None = None
+
+
+_PER_S: Final = 1000
+_BURST: Final = 2048
+"""As many as one honest peer may have under way when its ticket is withdrawn, twice."""
+
+
+class Refusals:
+    """A bucket that refills; in debt, each refusal waits for its turn."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Requests that were refused."""
+        self._left: float = _BURST
+        self._at = trio.current_time()
+
+    def spend(self) -> float:
+        """Count one refusal; how many seconds to let its peer wait."""
+        now = trio.current_time()
+        self._left = min(_BURST, self._left + (now - self._at) * _PER_S) - 1
+        self._at = now
+        self.count += 1
+        return max(0.0, -self._left / _PER_S)
 
 
 class TargetLink(Link):

@@ -19,11 +19,12 @@ from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.metrics.tallies import Registry
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
+    MemoryMover,
     TransferFabric,
     open_memory_transfer_plane,
 )
@@ -121,7 +122,7 @@ class Village:
     @asynccontextmanager
     async def live(
         self, engine_id: str, kv: KvCache
-    ) -> AsyncIterator[tuple[EngineTransfers, MemoryTransferPlane]]:
+    ) -> AsyncIterator[tuple[EngineTransfers, TransferPlane[MemoryMover]]]:
         async with (
             open_memory_transfer_plane(self.fabric) as plane,
             open_engine_transfers(

@@ -15,10 +15,10 @@ from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
 from trinamo.runtime.kv.transfer.settlement import Inquiries
-from trinamo.runtime.planes import MemoryRegion
+from trinamo.runtime.planes import MemoryRegion, TransferPlane
 from trinamo.runtime.protocol.transfer.settlement import PeerDescriptor, PeerStatus
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
+    MemoryMover,
     TransferFabric,
     open_memory_transfer_plane,
 )
@@ -47,7 +47,7 @@ class House:
     fabric: TransferFabric
     pool: BlockPool
     leases: BlockLeases
-    plane: MemoryTransferPlane
+    plane: TransferPlane[MemoryMover]
     region: Any
     statuses: list[PeerStatus]
     evicted: list[PeerDescriptor]
@@ -55,7 +55,7 @@ class House:
     nursery: trio.Nursery
     moving: set[int] = attrs.field(factory=set)
     """The tickets the peer says that it moves."""
-    peer: MemoryTransferPlane = attrs.field(init=False)
+    peer: TransferPlane[MemoryMover] = attrs.field(init=False)
     _life: trio.CancelScope = attrs.field(init=False)
 
     async def be_born(self, *, answers: bool = True) -> None:
@@ -64,7 +64,7 @@ class House:
     async def _live(self, answers: bool, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope() as life:
             async with open_memory_transfer_plane(self.fabric, address=HERE) as self.peer:
-                says = self.peer.answering(lambda ticket: ticket not in self.moving)
+                says = self.peer.mover.answering(lambda ticket: ticket not in self.moving)
                 with says if answers else nullcontext():
                     task_status.started(life)
                     await trio.sleep_forever()
@@ -117,7 +117,7 @@ async def open_house() -> AsyncIterator[House]:
         return change
 
     async with open_memory_transfer_plane(fabric) as plane:
-        inquiries = Inquiries(plane, timeout_s=1.0, on_status=statuses.append, on_gone=evict)
+        inquiries = Inquiries(plane.mover, timeout_s=1.0, on_status=statuses.append, on_gone=evict)
         async with (
             trio.open_nursery() as nursery,
             open_block_leases(

@@ -17,11 +17,12 @@ from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import TransferRouter, open_transfer_router
 from trinamo.runtime.kv.transfer.routes import RoutedMemory, RoutedPeer
 from trinamo.runtime.metrics.tallies import Registry
+from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
+    MemoryMover,
     TransferFabric,
     open_memory_transfer_plane,
 )
@@ -36,8 +37,8 @@ FAULTY = [{"breaks_after": 5}, {"corrupts": 5}, {"stalls_after": 5}, {"is_unreac
 class House:
     """Two processes with the backends `fast` and `slow`, and a router in the first one."""
 
-    fast: MemoryTransferPlane
-    slow: MemoryTransferPlane
+    fast: TransferPlane[MemoryMover]
+    slow: TransferPlane[MemoryMover]
     other: TransferRouter
     """The peer's."""
     router: TransferRouter

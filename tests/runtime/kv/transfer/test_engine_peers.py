@@ -148,7 +148,7 @@ async def test_an_engine_that_is_missing_and_silent_is_forgotten_at_once(
         nursery.start_soon(here.watch)
         async with village.live("prefill", cache(2)):
             first = await here.connect("prefill")
-            plane.faults.is_unreachable = True
+            plane.mover.faults.is_unreachable = True
             await village.control.delete(here.store.key("prefill"))
             await trio.testing.wait_all_tasks_blocked()
             assert not first.usable
@@ -246,7 +246,7 @@ async def test_a_transfer_with_an_engine_that_is_forgotten_fails_at_once() -> No
         trio.open_nursery() as nursery,
     ):
         peer = await here.connect("prefill")
-        plane.faults.stalls_after = 0
+        plane.mover.faults.stalls_after = 0
         nursery.start_soon(forget_when_blocked, here, peer.description.incarnation)
         with pytest.raises((DisconnectedError, ConnectError)):
             await here.read("prefill", [0], [0], ticket=grant.ticket)

@@ -151,7 +151,7 @@ async def test_a_frozen_peer_is_not_taken_for_dead_however_long_it_stands(
     house: House, autojump_clock: MockClock
 ) -> None:
     grant = await house.lend()
-    house.peer.faults.is_frozen = True
+    house.peer.mover.faults.is_frozen = True
     grant.withdraw()
     await trio.sleep(DRAIN_S - 0.1)
     assert house.counts() == IN_FLIGHT
@@ -162,7 +162,7 @@ async def test_a_frozen_peer_is_not_taken_for_dead_however_long_it_stands(
     assert house.counts() == QUARANTINED
     assert set(house.statuses) == {PeerStatus.UNKNOWN}
     assert 100 <= len(house.statuses) - asked <= 130, "about every 30 s"
-    house.peer.faults.is_frozen = False
+    house.peer.mover.faults.is_frozen = False
     await trio.sleep(60)
     assert house.statuses[-1] is PeerStatus.MOVING
     assert house.counts() == QUARANTINED, "it woke, and writes"
@@ -176,7 +176,7 @@ async def test_a_frozen_peer_that_is_killed_gives_the_blocks_back(
     house: House, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     grant = await house.lend()
-    house.peer.faults.is_frozen = True
+    house.peer.mover.faults.is_frozen = True
     grant.withdraw()
     await trio.sleep(60)
     assert house.counts() == QUARANTINED
@@ -190,12 +190,12 @@ async def test_many_grants_of_a_frozen_peer_ask_it_one_at_a_time(
     house: House, autojump_clock: MockClock
 ) -> None:
     grants = [await house.lend(1) for _ in range(BLOCKS)]
-    house.peer.faults.is_frozen = True
+    house.peer.mover.faults.is_frozen = True
     for grant in grants:
         grant.withdraw()
     await trio.sleep(20.5)
     assert len(house.statuses) == 20, "each takes a second"
-    house.peer.faults.is_frozen = False
+    house.peer.mover.faults.is_frozen = False
     house.moving.clear()
     await trio.sleep(70)
     assert house.counts() == FREE
@@ -208,12 +208,12 @@ async def test_after_a_cut_link_the_blocks_rest_as_long_as_it_was_cut(
 ) -> None:
     """A kernel that could not send waits about as long again before it tries once more."""
     grant = await house.lend()
-    house.plane.faults.is_unreachable = True
+    house.plane.mover.faults.is_unreachable = True
     grant.withdraw()
     await trio.sleep(60)
     assert house.counts() == QUARANTINED
     await house.die()
-    house.plane.faults.is_unreachable = False
+    house.plane.mover.faults.is_unreachable = False
     with trio.fail_after(40):
         while PeerStatus.GONE not in house.statuses:
             await trio.sleep(0.1)
@@ -295,7 +295,7 @@ async def test_shutdown_does_not_wait_for_what_is_in_quarantine(
     house: House, autojump_clock: MockClock
 ) -> None:
     grant = await house.lend()
-    house.peer.faults.is_frozen = True
+    house.peer.mover.faults.is_frozen = True
     grant.withdraw()
     await trio.sleep(DRAIN_S + 1)
     with trio.fail_after(0.001):
@@ -322,10 +322,10 @@ async def test_closing_ends_every_question() -> None:
             await plane.register(bytearray(64), block_bytes=16, needs_ticket=True)
         )
         writer = PeerDescriptor("peer", HERE, peer.incarnation)
-        peer.faults.is_frozen = True
+        peer.mover.faults.is_frozen = True
         tasks = trio.lowlevel.current_statistics().tasks_living
         async with open_block_leases(
-            pool, drain_s=0.05, rng=random.Random(1), inquiries=Inquiries(plane)
+            pool, drain_s=0.05, rng=random.Random(1), inquiries=Inquiries(plane.mover)
         ) as leases:
             for block in pool.take(3) or ():
                 leases.grant(region, [block], writer).withdraw()

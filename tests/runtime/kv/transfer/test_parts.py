@@ -39,7 +39,7 @@ async def test_a_move_falls_back_in_the_middle_of_a_layer(
     heard: list[bytes] = []
     owned.grant(9, [3, 0], heard.append)
     peer = await house.router.connect(owned.describe())
-    house.fast.faults.breaks_after = 5
+    house.fast.mover.faults.breaks_after = 5
     ours, theirs = (
         [part * POOL + block for part in range(PARTS) for block in blocks]
         for blocks in ([1, 4], [3, 0])
@@ -63,7 +63,7 @@ async def test_more_blocks_than_one_transfer_takes_are_several_with_one_word_at_
     breaks_after: int | None,
 ) -> None:
     monkeypatch.setattr(router, "BLOCKS_MAX", 5)
-    house.fast.faults.breaks_after = breaks_after
+    house.fast.mover.faults.breaks_after = breaks_after
     backend = "fast" if breaks_after is None else "slow"
     assert await house.move(Direction.READ, notify=b"all") == [backend] * (
         BLOCKS // 5 + 1 - bool(breaks_after)
@@ -103,7 +103,7 @@ async def test_a_block_is_in_quarantine_as_a_whole_while_any_part_of_it_may_be_w
     village = Village()
     there, here = cache(1, layout=KvLayout.PER_LAYER), cache(2, 5, KvLayout.PER_LAYER)
     async with village.live("a", there) as (owner, _), village.live("b", here) as (reader, plane):
-        plane.faults.lands_late, plane.faults.block_s = True, 60
+        plane.mover.faults.lands_late, plane.mover.faults.block_s = True, 60
         async with owner.grant([6, 1], ttl_s=1000) as grant:
             with trio.move_on_after(30):
                 await reader.read(

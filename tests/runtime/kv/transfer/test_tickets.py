@@ -29,8 +29,8 @@ async def test_a_ticket_moves_from_its_transfer_s_start_until_it_is_settled(
 ) -> None:
     theirs = await house.peer.register(bytearray(64), block_bytes=16)
     remote = await house.plane.connect(theirs.describe())
-    house.plane.faults.block_s = 1
-    house.plane.faults.lands_late = True
+    house.plane.mover.faults.block_s = 1
+    house.plane.mover.faults.lands_late = True
     tickets = house.leases.tickets
 
     def start(ticket: int) -> Any:
@@ -66,8 +66,8 @@ async def test_a_transfer_that_never_settles_says_moving_for_ever(
 ) -> None:
     theirs = await house.peer.register(bytearray(64), block_bytes=16)
     remote = await house.plane.connect(theirs.describe())
-    house.plane.faults.stalls_after = 0
-    house.plane.faults.lands_late = True
+    house.plane.mover.faults.stalls_after = 0
+    house.plane.mover.faults.lands_late = True
     blocks = house.pool.take(1)
     assert blocks is not None
     house.leases.start(

@@ -32,7 +32,7 @@ from trinamo.runtime.protocol.transfer.description import (
     decode_descriptions,
     encode_descriptions,
 )
-from trinamo.transports.memory.transfer_faults import TransferFaults
+from trinamo.transports.memory.transfer import TransferFaults
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_a_transfer_falls_back_in_the_middle_and_every_block_arrives(
     house: House, autojump_clock: Clock, direction: Direction, faults: dict[str, int]
 ) -> None:
     for name, value in faults.items():
-        setattr(house.fast.faults, name, value)
+        setattr(house.fast.mover.faults, name, value)
     assert await house.move(direction, notify=b"done") == ["slow"]
     # What was confirmed before the fault is not moved again.
     moved = house.metrics.value("trinamo_transfer_bytes_total", backend="slow", direction=direction)
@@ -81,11 +81,11 @@ async def test_a_caller_s_own_deadline_says_nothing_about_a_backend(
     house: House, autojump_clock: Clock
 ) -> None:
     """The next caller still tries the first backend first, and nobody probes it."""
-    house.fast.faults.stalls_after = 5
+    house.fast.mover.faults.stalls_after = 5
     with pytest.raises(DeadlineError):
         await house.move(READ, deadline_s=0.2)
     assert house.peer.usable == ["fast", "slow"]
-    house.fast.faults.stalls_after = None
+    house.fast.mover.faults.stalls_after = None
     assert await house.move(READ) == ["fast"]
 
 
@@ -107,10 +107,10 @@ async def test_a_caller_s_deadline_while_connecting_says_nothing_either(
 async def test_a_backend_that_stands_still_for_long_has_failed_though_nothing_is_left_to_try(
     house: House, autojump_clock: Clock
 ) -> None:
-    house.slow.faults.is_unreachable = True
+    house.slow.mover.faults.is_unreachable = True
     with trio.move_on_after(1):
         await house.router.probe(house.peer)
-    house.fast.faults.stalls_after = 5
+    house.fast.mover.faults.stalls_after = 5
     with pytest.raises(DeadlineError):
         await house.move(READ, deadline_s=30)
     assert house.peer.usable == []
@@ -121,9 +121,9 @@ async def test_a_move_keeps_its_deadline_and_leaves_its_blocks_leased_until_they
     house: House, autojump_clock: Clock, deadline_s: float
 ) -> None:
     """What it left is drained elsewhere: here it goes on landing for a while."""
-    house.fast.faults.stalls_after = 2
-    house.fast.faults.lands_late = True
-    house.fast.faults.block_s = 0.3
+    house.fast.mover.faults.stalls_after = 2
+    house.fast.mover.faults.lands_late = True
+    house.fast.mover.faults.block_s = 0.3
     started_at = trio.current_time()
     with pytest.raises((DeadlineError, TransferError)):
         await house.move(WRITE, deadline_s=deadline_s)
@@ -131,7 +131,7 @@ async def test_a_move_keeps_its_deadline_and_leaves_its_blocks_leased_until_they
     assert house.pool.in_flight_count == BLOCKS
     await trio.sleep(200)
     assert (house.pool.in_flight_count, house.pool.quarantined_count) == (0, 0)
-    house.fast.faults = TransferFaults()
+    house.fast.mover.faults = TransferFaults()
     assert await house.move(WRITE) == ["fast"]
 
 
@@ -142,7 +142,7 @@ async def test_a_peer_that_could_not_be_connected_to_leaves_nothing_behind(
     await house.router.forget(house.peer)
     await trio.testing.wait_all_tasks_blocked()
     tasks = trio.lowlevel.current_statistics().tasks_living
-    house.fast.faults.is_unreachable = house.slow.faults.is_unreachable = True
+    house.fast.mover.faults.is_unreachable = house.slow.mover.faults.is_unreachable = True
     for _ in range(3):
         with pytest.raises(ConnectError):
             await house.router.connect(house.owned.describe())
@@ -163,7 +163,7 @@ async def test_the_statistics_show_a_switch_and_its_reason(
         ("fast", 1, 1, ""),
         ("slow", 1, 1, ""),
     ]
-    house.fast.faults.breaks_after = 5
+    house.fast.mover.faults.breaks_after = 5
     await house.move(READ)
     after = house.router.statistics()
     assert (after.peers, after.fallbacks) == (1, 1)
@@ -171,7 +171,7 @@ async def test_the_statistics_show_a_switch_and_its_reason(
     assert (fast.usable_peers, slow.usable_peers) == (0, 1)
     assert fast.problem
     assert not slow.problem
-    house.slow.faults.block_s = 1
+    house.slow.mover.faults.block_s = 1
     async with trio.open_nursery() as nursery:
         nursery.start_soon(house.move, READ)
         await trio.sleep(1.5)
@@ -184,7 +184,7 @@ async def test_a_backend_that_failed_is_left_alone_until_a_probe_says_it_works(
     house: House,
     autojump_clock: Clock,
 ) -> None:
-    house.fast.faults.is_unreachable = True
+    house.fast.mover.faults.is_unreachable = True
     assert await house.move(READ) == ["slow"]
     assert await house.move(READ) == ["slow"]
     assert (
@@ -193,7 +193,7 @@ async def test_a_backend_that_failed_is_left_alone_until_a_probe_says_it_works(
         )
         == 1
     )
-    house.fast.faults.is_unreachable = False
+    house.fast.mover.faults.is_unreachable = False
     await trio.sleep(11)
     assert house.peer.usable == ["fast", "slow"]
     assert await house.move(READ) == ["fast"]
@@ -202,7 +202,7 @@ async def test_a_backend_that_failed_is_left_alone_until_a_probe_says_it_works(
 async def test_a_backend_that_does_not_work_at_the_start_is_not_used(
     house: House, autojump_clock: Clock
 ) -> None:
-    house.fast.faults.is_unreachable = True
+    house.fast.mover.faults.is_unreachable = True
     house.peer = await house.router.connect(house.owned.describe())
     assert house.peer.usable == ["slow"]
     assert await house.move(WRITE) == ["slow"]
@@ -262,7 +262,7 @@ async def test_a_backend_that_answers_late_is_used_as_soon_as_it_does(
 async def test_no_backend_that_reaches_the_peer_is_an_error(
     house: House, autojump_clock: Clock
 ) -> None:
-    house.fast.faults.is_unreachable = house.slow.faults.is_unreachable = True
+    house.fast.mover.faults.is_unreachable = house.slow.mover.faults.is_unreachable = True
     with pytest.raises(ConnectError, match="no backend reaches the peer"):
         await house.router.connect(house.owned.describe())
     with pytest.raises(ConnectError):
@@ -272,8 +272,8 @@ async def test_no_backend_that_reaches_the_peer_is_an_error(
 async def test_the_last_backend_s_error_is_raised_and_nothing_is_reported(
     house: House, autojump_clock: Clock
 ) -> None:
-    house.fast.faults.breaks_after = 3
-    house.slow.faults.corrupts = 3
+    house.fast.mover.faults.breaks_after = 3
+    house.slow.mover.faults.corrupts = 3
     with pytest.raises(TransferError):
         await house.move(READ)
     await house.leases.drain()
@@ -285,7 +285,7 @@ async def test_what_every_backend_would_refuse_is_not_tried_again(
     house: House, autojump_clock: Clock
 ) -> None:
     for plane in (house.fast, house.slow):
-        plane.faults.block_s = 1
+        plane.mover.faults.block_s = 1
     house.owned.renew()
     with pytest.raises(StaleMemoryError):
         await house.move(READ)
@@ -298,16 +298,16 @@ async def test_a_transfer_that_still_moves_is_not_given_up_for_its_length(
     house: House, autojump_clock: Clock
 ) -> None:
     """Three seconds a block: much longer than `attempt_s`, but never long without a block."""
-    house.fast.faults.block_s = 3
+    house.fast.mover.faults.block_s = 3
     assert await house.move(READ, deadline_s=100) == ["fast"]
-    house.fast.faults.stalls_after = 5
+    house.fast.mover.faults.stalls_after = 5
     started = trio.current_time()
     assert await house.move(READ, deadline_s=100) == ["slow"]
     assert trio.current_time() - started < 5 * 3 + 10 + 10
 
 
 async def test_a_deadline_holds_over_all_backends(house: House, autojump_clock: Clock) -> None:
-    house.fast.faults.stalls_after = house.slow.faults.stalls_after = 1
+    house.fast.mover.faults.stalls_after = house.slow.mover.faults.stalls_after = 1
     started = trio.current_time()
     with pytest.raises(DeadlineError):
         await house.move(READ, deadline_s=25)
@@ -319,9 +319,9 @@ async def test_blocks_still_touched_by_a_failed_attempt_are_not_moved_by_another
     autojump_clock: Clock,
 ) -> None:
     """Late bytes of the first backend could overwrite what the second one has brought."""
-    house.fast.faults.stalls_after = 5
-    house.fast.faults.lands_late = True
-    house.fast.faults.block_s = 2
+    house.fast.mover.faults.stalls_after = 5
+    house.fast.mover.faults.lands_late = True
+    house.fast.mover.faults.block_s = 2
     with pytest.raises(TransferError, match="has not settled"):
         await house.move(READ, deadline_s=100)
     assert house.pool.in_flight_count == BLOCKS
@@ -330,8 +330,8 @@ async def test_blocks_still_touched_by_a_failed_attempt_are_not_moved_by_another
 async def test_a_cancelled_move_is_drained_behind_the_caller_s_back(
     house: House, autojump_clock: Clock
 ) -> None:
-    house.fast.faults.block_s = 1
-    house.fast.faults.lands_late = True
+    house.fast.mover.faults.block_s = 1
+    house.fast.mover.faults.lands_late = True
     with trio.move_on_after(3.5):
         await house.move(READ)
     assert house.pool.in_flight_count == BLOCKS

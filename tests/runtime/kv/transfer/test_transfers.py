@@ -14,10 +14,10 @@ import trio.testing
 from trinamo.runtime.errors import KilledError, TransferError
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
-from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer
+from trinamo.runtime.planes import MemoryRegion, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.memory.transfer import (
-    MemoryTransferPlane,
+    MemoryMover,
     TransferFabric,
     open_memory_transfer_plane,
 )
@@ -31,7 +31,7 @@ class House:
 
     pool: BlockPool
     leases: BlockLeases
-    plane: MemoryTransferPlane
+    plane: TransferPlane[MemoryMover]
     region: MemoryRegion
     remote: RemoteMemory
     memory: bytearray
@@ -92,8 +92,8 @@ async def test_blocks_are_in_flight_until_their_transfer_is_done(house: House) -
 async def test_a_block_given_back_in_flight_is_not_taken_before_it_has_landed(
     house: House, autojump_clock: trio.testing.MockClock
 ) -> None:
-    house.plane.faults.block_s = 1
-    house.plane.faults.lands_late = True
+    house.plane.mover.faults.block_s = 1
+    house.plane.mover.faults.lands_late = True
     blocks = house.take(3)
     transfer = house.start(blocks)
     transfer.abort()
@@ -110,8 +110,8 @@ async def test_a_block_given_back_in_flight_is_not_taken_before_it_has_landed(
 async def test_what_does_not_settle_in_time_is_not_used_again(
     house: House, autojump_clock: trio.testing.MockClock
 ) -> None:
-    house.plane.faults.stalls_after = 1
-    house.plane.faults.lands_late = True
+    house.plane.mover.faults.stalls_after = 1
+    house.plane.mover.faults.lands_late = True
     blocks = house.take(2)
     transfer = house.start(blocks, deadline_s=1000)
     transfer.abort()
@@ -126,8 +126,8 @@ async def test_what_does_not_settle_in_time_is_not_used_again(
 async def test_what_settles_late_leaves_quarantine(
     house: House, autojump_clock: trio.testing.MockClock
 ) -> None:
-    house.plane.faults.block_s = 10
-    house.plane.faults.lands_late = True
+    house.plane.mover.faults.block_s = 10
+    house.plane.mover.faults.lands_late = True
     blocks = house.take(2)
     transfer = house.start(blocks, deadline_s=1000)
     transfer.abort()
@@ -143,10 +143,10 @@ async def test_what_settles_late_leaves_quarantine(
 async def test_a_block_of_two_transfers_is_free_after_both(
     house: House, autojump_clock: trio.testing.MockClock
 ) -> None:
-    house.plane.faults.block_s = 1
+    house.plane.mover.faults.block_s = 1
     blocks = house.take(1)
     first = house.start(blocks)
-    house.plane.faults.block_s = 5
+    house.plane.mover.faults.block_s = 5
     house.start(blocks)
     house.pool.give_back(blocks)
     await first.wait()
@@ -201,8 +201,8 @@ async def test_closing_quarantines_what_is_not_settled() -> None:
         open_memory_transfer_plane(fabric) as plane,
         open_memory_transfer_plane(fabric) as peer,
     ):
-        plane.faults.stalls_after = 0
-        plane.faults.lands_late = True
+        plane.mover.faults.stalls_after = 0
+        plane.mover.faults.lands_late = True
         region = await plane.register(bytearray(64), block_bytes=16)
         theirs = await peer.register(bytearray(64), block_bytes=16)
         remote = await plane.connect(theirs.describe())

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.planes import Transfer
+from trinamo.runtime.planes import Transfer, TransferPlane
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 from trinamo.transports.tcp.greeting import dial_member
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer.plane import (
-    TcpTransferPlane,
+    TcpMover,
     TransferOptions,
     open_transfer_plane,
 )
@@ -40,7 +40,7 @@ OVER_STREAM = TransferOptions(slice_bytes=4 * SIZE)
 class Pair:
     """Two planes in one process."""
 
-    def __init__(self, ours: TcpTransferPlane, theirs: TcpTransferPlane) -> None:
+    def __init__(self, ours: TransferPlane[TcpMover], theirs: TransferPlane[TcpMover]) -> None:
         self.ours, self.theirs = ours, theirs
         self.here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
         self.there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))
@@ -73,8 +73,8 @@ async def until(transfer: Transfer, count: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def greeted(plane: TcpTransferPlane) -> trio.SocketStream:
-    stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
+async def greeted(plane: TransferPlane[TcpMover]) -> trio.SocketStream:
+    stream, _ = await dial_member(plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
     hello = Hello(1, plane.incarnation, ["crc32"])
     await stream.send_all(encode_message(hello))
     answer = await stream.receive_some(4096)

@@ -29,6 +29,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
+from trinamo.transports.tcp.transfer.initiator import TcpRemote
 from trinamo.transports.tcp.transfer.link import Link
 from trinamo.transports.tcp.transfer.memory import TcpRegion
 from trinamo.transports.tcp.transfer.plane import (
@@ -148,7 +149,8 @@ async def test_a_source_that_changes_while_it_is_sent_is_found(
     async with open_pair(TransferOptions(checksum=checksum), needs_ticket=True) as pair:
         heard: list[bytes] = []
         pair.owned.grant(5, ALL, heard.append)
-        source: TcpRegion = pair.owned if direction is READ else pair.local
+        source = pair.owned if direction is READ else pair.local
+        assert isinstance(source, TcpRegion)
         memory = pair.there if direction is READ else pair.here
         from trinamo.transports.tcp.transfer.memory import Flow
 
@@ -198,6 +200,7 @@ async def test_blocks_larger_than_a_piece_are_summed_whole() -> None:
 
 async def test_a_stream_that_breaks_is_dialled_again() -> None:
     async with open_pair() as pair:
+        assert isinstance(pair.remote, TcpRemote)
         peer = pair.remote.peer
         link = await peer.reach()
         transfer = pair.start(READ)

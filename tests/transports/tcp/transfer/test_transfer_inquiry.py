@@ -45,7 +45,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
 async def sign_of(address: str, timeout_s: float = 5.0) -> InquiryResult:
     async with open_transfer_plane() as plane:
         with trio.fail_after(10):
-            return (await plane.inquire(address, LIFE, 7, timeout_s=timeout_s)).result
+            return (await plane.mover.inquire(address, LIFE, 7, timeout_s=timeout_s)).result
 
 
 def saying(data: bytes, *, greets: bool = True) -> Serve:
@@ -159,18 +159,22 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
 )
 async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first: bytes) -> None:
     async with open_transfer_plane() as plane:
-        stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
+        stream, _ = await dial_member(
+            plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS
+        )
         async with stream:
             await stream.send_all(first)
             with trio.fail_after(5):
                 assert await stream.receive_some() == b""
-        assert plane.malformed_count == 1
-        assert await sign_of(plane.address) is InquiryResult.REPLACED
+        assert plane.mover.malformed_count == 1
+        assert await sign_of(plane.mover.address) is InquiryResult.REPLACED
 
 
 async def test_the_answer_is_one_small_frame() -> None:
     async with open_transfer_plane() as plane, trio.open_nursery() as nursery:
-        stream, _ = await dial_member(plane.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
+        stream, _ = await dial_member(
+            plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS
+        )
         async with stream:
             await stream.send_all(encode_message(Inquiry(1, plane.incarnation, 7)))
             said = b"".join([part async for part in stream])
@@ -188,9 +192,9 @@ async def test_questions_leave_no_descriptor_and_no_task() -> None:
 
         async def ask(times: int) -> tuple[int, int]:
             for _ in range(times):
-                await plane.inquire(peer.address, peer.incarnation, 7, timeout_s=5)
+                await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
                 with trio.move_on_after(0):
-                    await plane.inquire(peer.address, peer.incarnation, 7, timeout_s=5)
+                    await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
             await trio.testing.wait_all_tasks_blocked(0.01)
             return descriptor_count(), trio.lowlevel.current_statistics().tasks_living
 
@@ -200,8 +204,8 @@ async def test_questions_leave_no_descriptor_and_no_task() -> None:
 
 async def test_a_port_that_outlives_its_plane_is_silent_and_never_refused() -> None:
     async with open_transfer_plane() as plane:
-        address = plane.address
-        plane.outlives_us = True
+        address = plane.mover.address
+        plane.mover.outlives_us = True
     port = int(address.rpartition(":")[2])
     assert await sign_of(address, 0.2) is InquiryResult.SILENT
     for descriptor in _listening_at(port):
@@ -224,6 +228,6 @@ def _listening_at(port: int) -> list[int]:
 
 async def test_a_plane_that_is_closed_in_order_leaves_its_port() -> None:
     async with open_transfer_plane() as plane:
-        port = int(plane.address.rpartition(":")[2])
+        port = int(plane.mover.address.rpartition(":")[2])
     async with open_transfer_plane(TransferOptions(tcp=TcpOptions(port=port))) as again:
-        assert again.address == plane.address
+        assert again.mover.address == plane.mover.address

@@ -61,7 +61,7 @@ from trinamo.transports.tcp.transfer.plane import (
     TransferOptions,
     open_transfer_plane,
 )
-from trinamo.transports.tcp.transfer.refusals import Refusals
+from trinamo.transports.tcp.transfer.target import Refusals
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ async def test_nonsense_ends_one_stream_and_nothing_else(name: str) -> None:
             while await stream.receive_some(4096):
                 pass
         await stream.aclose()
-        assert pair.theirs.malformed_count == 1
+        assert pair.theirs.mover.malformed_count == 1
         assert pair.there == before
         await pair.start(READ).wait()
 
@@ -149,7 +149,7 @@ async def test_random_bytes_end_one_stream_and_nothing_else(seed: int) -> None:
 async def test_a_stranger_that_does_not_greet_is_told_nothing(first: bytes) -> None:
     options = TransferOptions(tcp=TcpOptions(handshake_timeout_s=0.05))
     async with open_transfer_plane(options) as plane:
-        host, port = plane.address.split(":")
+        host, port = plane.mover.address.split(":")
         stream = await trio.open_tcp_stream(host, int(port))
         if first:
             await stream.send_all(first)
@@ -166,7 +166,7 @@ async def test_a_peer_with_another_secret_is_a_stranger() -> None:
         owned = await there.register(bytearray(SIZE), block_bytes=SIZE)
         with pytest.raises(ConnectError, match="secret_file"):
             await here.connect(owned.describe())
-        found = await here.inquire(there.address, there.incarnation, 7, timeout_s=5)
+        found = await here.mover.inquire(there.mover.address, there.incarnation, 7, timeout_s=5)
         assert found.result is InquiryResult.BROKEN
 
 
@@ -230,7 +230,7 @@ async def test_a_greeted_stranger_cannot_say_that_a_grant_is_complete(ticket: in
 async def test_peers_that_cannot_be_reached_leave_nothing() -> None:
     """Neither those that refuse, nor those that nobody waits for any more."""
     async with open_pair() as pair, trio.open_nursery() as nursery:
-        before = dict(pair.ours._peers)
+        before = dict(pair.ours.mover._peers)
         silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
         addresses = [b"127.0.0.1:1", b"127.0.0.1:%d" % silent[0].socket.getsockname()[1]]
 
@@ -245,11 +245,11 @@ async def test_peers_that_cannot_be_reached_leave_nothing() -> None:
             for number in range(50):
                 several.start_soon(connect, number, addresses[number % 2])
         await silent[0].aclose()
-        for peer in list(pair.ours._peers.values()):
+        for peer in list(pair.ours.mover._peers.values()):
             if peer.incarnation not in before:
                 with pytest.raises(ConnectError):
                     await peer.reach()
-        assert pair.ours._peers == before
+        assert pair.ours.mover._peers == before
         nursery.cancel_scope.cancel()
 
 

@@ -11,43 +11,61 @@ from trinamo.runtime.errors import (
     RequestError,
     StaleMemoryError,
 )
-from trinamo.runtime.planes import TransferReport
+from trinamo.runtime.planes import RemoteMemory, Transfer
+from trinamo.runtime.planes.regions import HostRegion
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     MemoryDescription,
     decode_description,
 )
-from trinamo.transports.one_sided.region import HostRegion, host_buffers
-from trinamo.transports.one_sided.state import TransferState, plan_transfer
-
-REPORT = TransferReport(
-    backend="memory",
-    path="memory",
-    direction=Direction.READ,
-    block_count=1,
-    byte_count=4,
-    duration_s=0.1,
-    is_verified=True,
-)
 
 
 def region(blocks: int = 4) -> HostRegion:
+    return region_of(bytearray(4 * blocks))
+
+
+def region_of(memory: bytearray) -> HostRegion:
     described = MemoryDescription(
         backend="memory",
         incarnation="i",
         region=1,
         generation=1,
         fingerprint="",
-        length=4 * blocks,
+        length=4,
         block_bytes=4,
     )
-    view = memoryview(bytearray(4 * blocks))
-    return HostRegion([view], described, needs_ticket=True, is_fenced=True)
+    return HostRegion(memory, described, needs_ticket=True)
+
+
+def transfer_of(
+    direction: Direction,
+    local: HostRegion,
+    here: list[int],
+    there: list[int],
+    notify: bytes | None = None,
+) -> Transfer:
+    return Transfer(
+        direction=direction,
+        local=local,
+        local_blocks=here,
+        remote=RemoteMemory(region(8).description),
+        remote_blocks=there,
+        deadline_s=1,
+        notify=notify,
+        backend="memory",
+        path="memory",
+    )
+
+
+def started() -> Transfer:
+    transfer = transfer_of(Direction.READ, region(), [0], [0])
+    transfer.begin()
+    return transfer
 
 
 async def test_the_first_outcome_stays_and_everybody_hears_it() -> None:
     """Each waiter gets an error of its own: one that is raised twice grows two tracebacks."""
-    transfer = TransferState()
+    transfer = started()
     heard: list[BaseException] = []
 
     async def listen() -> None:
@@ -61,20 +79,22 @@ async def test_the_first_outcome_stays_and_everybody_hears_it() -> None:
         await trio.testing.wait_all_tasks_blocked()
         transfer.fail(DisconnectedError("the peer is gone"))
         transfer.abort()
-        transfer.succeed(REPORT)
+        transfer.succeed(is_verified=True)
 
     assert heard[0] is not heard[1]
 
 
 async def test_what_is_done_cannot_be_aborted() -> None:
-    transfer = TransferState()
-    transfer.succeed(REPORT)
+    transfer = started()
+    transfer.succeed(is_verified=True)
     transfer.abort()
-    assert await transfer.wait() is REPORT
+    report = await transfer.wait()
+    assert (report.block_count, report.byte_count, report.is_verified) == (1, 4, True)
+    assert (report.backend, report.path) == ("memory", "memory")
 
 
 async def test_an_abort_says_why() -> None:
-    transfer = TransferState()
+    transfer = started()
     transfer.abort()
     with pytest.raises(KilledError) as found:
         await transfer.wait()
@@ -82,7 +102,8 @@ async def test_an_abort_says_why() -> None:
 
 
 async def test_over_is_not_yet_settled() -> None:
-    transfer = TransferState()
+    transfer = started()
+    transfer.let_go = lambda: False
     transfer.abort()
     await transfer.wait_over()
     assert not transfer.is_settled
@@ -92,16 +113,7 @@ async def test_over_is_not_yet_settled() -> None:
 
 def test_a_plan_keeps_the_lists_it_was_given_and_counts_them() -> None:
     local, blocks = region(), [2, 0]
-    plan = plan_transfer(
-        Direction.WRITE,
-        local,
-        blocks,
-        region(8),
-        [7, 6],
-        deadline_s=1,
-        notify=None,
-        ticket=0,
-    )
+    plan = transfer_of(Direction.WRITE, local, blocks, [7, 6])
     blocks.clear()
     assert (plan.local_blocks, plan.block_count, plan.byte_count) == ((2, 0), 2, 8)
 
@@ -120,32 +132,14 @@ def test_a_plan_that_names_wrong_blocks_is_refused(
     direction: Direction, here: list[int], there: list[int]
 ) -> None:
     with pytest.raises(RequestError):
-        plan_transfer(
-            direction,
-            region(),
-            here,
-            region(8),
-            there,
-            deadline_s=1,
-            notify=None,
-            ticket=0,
-        )
+        transfer_of(direction, region(), here, there)
 
 
 def test_a_withdrawn_region_is_in_no_plan() -> None:
     local = region()
     local.withdraw()
     with pytest.raises(StaleMemoryError):
-        plan_transfer(
-            Direction.READ,
-            local,
-            [],
-            local,
-            [],
-            deadline_s=1,
-            notify=None,
-            ticket=0,
-        )
+        transfer_of(Direction.READ, local, [], [])
 
 
 def test_a_region_describes_its_generation_as_it_is_now() -> None:
@@ -158,18 +152,9 @@ def test_a_region_describes_its_generation_as_it_is_now() -> None:
 
 @pytest.mark.parametrize("length", [8, 9, 11])
 def test_a_tail_shorter_than_a_block_is_left_out(length: int) -> None:
-    assert host_buffers(bytearray(length), 4, backend="t")[0].nbytes == 8
+    assert region_of(bytearray(length)).views[0].nbytes == 8
 
 
 def test_a_notification_without_a_ticket_is_in_no_plan() -> None:
     with pytest.raises(RequestError, match="needs its ticket"):
-        plan_transfer(
-            Direction.READ,
-            region(),
-            [0],
-            region(8),
-            [0],
-            deadline_s=1,
-            notify=b"done",
-            ticket=0,
-        )
+        transfer_of(Direction.READ, region(), [0], [0], notify=b"done")

@@ -1,11 +1,11 @@
-"""What backends of one-sided transfers share: regions, one transfer, and the steps it takes.
+"""What libraries of one-sided transfers are asked to do: the steps of a transfer, and of a look.
 
 A *backend* (NIXL, Mooncake) can do three things: read a few bytes of a peer's access page, move
 blocks, and tell the peer something. A transfer is a generator of such steps (`take_steps`) that
 the backend runs in a thread of its own, where it may block: check the page, move a chunk, check
 again, confirm. What a chunk brought counts only if nothing was withdrawn meanwhile.
 
-The plane over a backend is `plane.py`; the page is `protocol/transfer/access_page.py`.
+Who submits them is `mover.py`; the page is `protocol/transfer/access_page.py`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,25 @@ from typing import Final, Protocol
 
 import attrs
 import trio
-from typing_extensions import override
 
 from trinamo.runtime.errors import StaleMemoryError, TrinamoError
-from trinamo.runtime.planes.transfer import TransferReport
+from trinamo.runtime.planes import Transfer
 from trinamo.runtime.protocol.transfer.access_page import (
     DIRECTORY_BYTES,
     HEADER_BYTES,
+    Completion,
     bitmap_range,
     check_bitmap,
     check_header,
+    encode_completion,
     find_ticket,
 )
-from trinamo.runtime.protocol.transfer.completion import Completion, encode_completion
 from trinamo.runtime.protocol.transfer.description import Direction, pool_numbers
 
-from .memory import Memory, OneSidedRegion, OneSidedRemote
-from .state import TransferPlan, TransferState
+from .memory import Memory, OneSidedRemote
 
 SMALL_BYTES: Final = 64 << 10
 """A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
-
-
-Plan = TransferPlan[OneSidedRegion, OneSidedRemote]
 
 
 @attrs.frozen
@@ -51,9 +47,9 @@ class ReadPage:
 
 @attrs.frozen
 class MoveBlocks:
-    """Move the blocks `start` to `stop` of the plan's lists."""
+    """Move the blocks `start` to `stop` of the transfer's lists."""
 
-    plan: Plan
+    transfer: Transfer
     start: int
     stop: int
 
@@ -174,10 +170,10 @@ def look_at(
     return check_header(slot, remote.expected, any_generation=any_generation)
 
 
-def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
+def _admit(transfer: Transfer, slot: memoryview, blocks: Sequence[int]) -> Steps:
     """Refuse what the owner's page does not allow now."""
-    remote = plan.remote
-    if plan.ticket:
+    remote: OneSidedRemote = transfer.remote
+    if transfer.ticket:
         length = HEADER_BYTES + DIRECTORY_BYTES
         slot[:length] = bytes(length)
         yield ReadPage(remote, 0, length)
@@ -186,11 +182,11 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
         needs_ticket = yield from look_at(remote, slot, any_generation=False)
     if not needs_ticket:
         return
-    if not plan.ticket:
+    if not transfer.ticket:
         raise StaleMemoryError("the ticket is unknown or was revoked")
     with slot[HEADER_BYTES : HEADER_BYTES + DIRECTORY_BYTES] as directory:
-        is_target = plan.direction is Direction.WRITE
-        place = find_ticket(directory, plan.ticket, is_target=is_target)
+        is_target = transfer.direction is Direction.WRITE
+        place = find_ticket(directory, transfer.ticket, is_target=is_target)
     if not blocks:
         return
     there = remote.description
@@ -202,7 +198,7 @@ def _admit(plan: Plan, slot: memoryview, blocks: Sequence[int]) -> Steps:
 
 
 class Look:
-    """A job that only reads the page: `probe` and `connect`."""
+    """A job that only reads the page, to see who answers."""
 
     is_small = False
 
@@ -235,85 +231,58 @@ class Look:
         self.done.set()
 
 
-def take_steps(transfer: OneSidedTransfer, slot: memoryview, chunk_blocks: int) -> Steps:
+class Move:
+    """The job of one transfer; once that is over it takes no further step, but ends the one it is at."""
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        slot: int,
+        view: memoryview,
+        chunk_blocks: int,
+        give_back: Callable[[int], None],
+    ) -> None:
+        self._transfer, self._give_back = transfer, give_back
+        self.incarnation = transfer.there.incarnation
+        self.slot = slot
+        self.is_small = transfer.byte_count <= SMALL_BYTES and transfer.local.synchronize is None
+        self.steps: Steps = take_steps(transfer, view, chunk_blocks)
+
+    def fail(self, error: TrinamoError) -> None:
+        self._transfer.fail(error)
+
+    def finish(self, error: TrinamoError | None) -> None:
+        if error is None:
+            self._transfer.succeed(is_verified=False)
+        else:
+            self._transfer.fail(error)
+        self._transfer.settle()
+        self._give_back(self.slot)
+
+
+def take_steps(transfer: Transfer, slot: memoryview, chunk_blocks: int) -> Steps:
     """A transfer from its first look at the page to its notification.
 
     The page is looked at before and after every `chunk_blocks` blocks.
     """
-    plan = transfer.plan
-    count, blocks = plan.block_count, plan.remote_blocks
-    if plan.local.synchronize is not None:
-        plan.local.synchronize()
+    count, blocks = transfer.block_count, transfer.remote_blocks
+    synchronize = transfer.local.synchronize
+    if synchronize is not None:
+        synchronize()
     for start in range(0, max(1, count), chunk_blocks):
         stop = min(count, start + chunk_blocks)
-        yield from _admit(plan, slot, blocks[start:stop])
+        yield from _admit(transfer, slot, blocks[start:stop])
         if transfer.is_over:
             return
         if stop > start:
-            yield MoveBlocks(plan, start, stop)
+            yield MoveBlocks(transfer, start, stop)
             # What was read of memory that was withdrawn meanwhile may be anything, and what was
             # written there may be anybody's: neither is confirmed.
-            yield from _admit(plan, slot, blocks[start:stop])
-        if plan.local.synchronize is not None:
-            plan.local.synchronize()
+            yield from _admit(transfer, slot, blocks[start:stop])
+        if synchronize is not None:
+            synchronize()
         if not transfer.confirm(stop):
             return
-    if plan.notify is not None:
-        said = Completion(plan.there.region, plan.ticket, plan.notify)
-        yield Tell(plan.remote, encode_completion(said))
-
-
-class OneSidedTransfer(TransferState):
-    """One transfer under way or over. Implements `planes.transfer.Transfer`, and `Job`.
-
-    `abort` starts no further step; what is under way goes on, see `is_settled`.
-    """
-
-    def __init__(
-        self, plan: Plan, *, backend: str, path: str, on_settled: Callable[[OneSidedTransfer], None]
-    ) -> None:
-        super().__init__()
-        self.plan = plan
-        self.incarnation = plan.there.incarnation
-        self.slot = -1
-        self.is_small = plan.byte_count <= SMALL_BYTES and plan.local.synchronize is None
-        self.steps: Steps = _nothing()
-        self.started_at = trio.current_time()
-        self._backend, self._path = backend, path
-        self._on_settled = on_settled
-
-    def confirm(self, count: int) -> bool:
-        """Called in the backend's thread, between two steps; whether to go on."""
-        if self.is_over:
-            return False
-        self._confirmed = count
-        return True
-
-    def finish(self, error: TrinamoError | None) -> None:
-        """The backend has taken the last step."""
-        if error is not None:
-            self.fail(error)
-        elif not self.is_over:
-            self.succeed(
-                TransferReport(
-                    backend=self._backend,
-                    path=self._path,
-                    direction=self.plan.direction,
-                    block_count=self.plan.block_count,
-                    byte_count=self.plan.byte_count,
-                    duration_s=trio.current_time() - self.started_at,
-                    is_verified=False,
-                )
-            )
-        self.settle()
-
-    @override
-    def settle(self) -> None:
-        """It touches nothing any more: its slot is free."""
-        if not self.is_settled:
-            super().settle()
-            self._on_settled(self)
-
-
-def _nothing() -> Steps:
-    yield from ()
+    if transfer.notify is not None:
+        said = Completion(transfer.there.region, transfer.ticket, transfer.notify)
+        yield Tell(transfer.remote, encode_completion(said))

@@ -1,1 +1,0 @@
-"""One-sided memory between simulated hosts."""
