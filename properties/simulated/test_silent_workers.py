@@ -21,10 +21,10 @@ from trinamo.runtime.caller import search
 from trinamo.runtime.caller.attempts import StreamAttempt
 from trinamo.runtime.errors import DisconnectedError, SilentError
 from trinamo.sim import Choices, SeedChoices
-from trinamo.sim.checkers.checker import Checker
 from trinamo.sim.cluster.outcome import Outcome
 from trinamo.sim.cluster.plans import FaultPlan, Scenario
 from trinamo.sim.cluster.workload import COMPLETE
+from trinamo.sim.core.checker import Checker
 from trinamo.sim.core.trace import Row
 from trinamo.sim.scenario import run
 from trinamo.sim.scenario.driver import ClusterDriver

@@ -19,12 +19,12 @@ from trinamo.runtime.caller.migration import MigrationSeries
 from trinamo.runtime.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
-from trinamo.runtime.http.server.tls.series import CertificateSeries
 from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.transports.http.tls.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
 

@@ -22,10 +22,10 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError
-from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
+from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
 
 from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens

@@ -73,7 +73,13 @@ def test_a_bad_request_is_refused_by_the_name_of_its_parameter(
 
 
 def test_one_that_a_program_makes_has_exactly_one_prompt() -> None:
-    for fields in ({}, {"messages": []}, {"prompt": ""}, {"prompt": "a", "token_ids": [1]}):
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"messages": []},
+        {"prompt": ""},
+        {"prompt": "a", "token_ids": [1]},
+    ]
+    for fields in wrong:
         with pytest.raises(RequestError, match=r"exactly one|empty"):
             GenerateRequest(model="m", **fields)
 
