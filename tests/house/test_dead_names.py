@@ -39,7 +39,7 @@ KNOWN = {
     "llhttp calls it": "on_header on_headers_complete on_body on_message_complete",
     "starlette and hypercorn read it, or call it": """
         redirect_slashes _check_protocol accesslog errorlog h11_max_incomplete_size
-        keep_alive_timeout keep_alive_max_requests include_server_header""",
+        keep_alive_timeout keep_alive_max_requests include_server_header include_date_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
     "clients of the HTTP API read it, or send it": "strict total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
     "the model manager's interface as it is documented upstream": "remove_completions_model",

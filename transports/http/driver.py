@@ -66,7 +66,7 @@ class NativeDriver:
             return self._hypercorn.open(stream)
         wire = open_wire(stream)
         if self._certificates is None:
-            return self._speak_http1(wire, self._on_phase)
+            return self._speak("http/1.1", wire, self._on_phase)
         secure = SecureConnection(
             wire,
             TlsSession(self._certificates.context),
@@ -84,19 +84,13 @@ class NativeDriver:
     def _speak(
         self, protocol: str, wire: Wire, on_phase: Callable[[Connection], None]
     ) -> Connection:
+        call = wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
         if protocol != "h2":
-            return self._speak_http1(wire, on_phase)
+            return Http1Connection(*call)
         # Most processes never need it, and it would cost each of them some megabytes.
         from .http2.connection import Http2Connection  # noqa: PLC0415
 
-        return Http2Connection(
-            wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
-        )
-
-    def _speak_http1(self, wire: Wire, on_phase: Callable[[Connection], None]) -> Connection:
-        return Http1Connection(
-            wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
-        )
+        return Http2Connection(*call)
 
     async def _answer(self, exchange: Exchange, socket: trio.socket.SocketType) -> None:
         """Answer one request, whatever the application does. Raises nothing but its cancellation."""

@@ -147,29 +147,23 @@ class Output:
     async def _flush(self) -> None:
         try:
             while self._backlog:
-                await self._flush_piece(trio.current_time() + self._write_timeout_s)
+                taken = 0
+                with trio.fail_after(self._write_timeout_s):
+                    while self._backlog and taken < WRITE_BYTES:
+                        await self._wire.wait_room()
+                        # A slice is a copy, but a view would keep the buffer from growing meanwhile.
+                        sent = self._wire.send(bytes(self._backlog[: 4 * WRITE_BYTES]))
+                        del self._backlog[:sent]
+                        self._count()
+                        if sent:
+                            taken += sent
+                            self.sends += 1
+                            self._tell()
         except (OSError, trio.ClosedResourceError, trio.TooSlowError):
             self.give_way()
         self._is_flushing = False
         if self._ends and not self.is_broken:
             self._send_end()
-
-    async def _flush_piece(self, deadline: float) -> None:
-        taken = 0
-        with trio.fail_at(deadline):
-            while self._backlog and taken < WRITE_BYTES:
-                await self._wire.wait_room()
-                taken += self._send_some()
-
-    def _send_some(self) -> int:
-        # A slice is a copy, but a view would keep the buffer from growing meanwhile.
-        sent = self._wire.send(bytes(self._backlog[: 4 * WRITE_BYTES]))
-        del self._backlog[:sent]
-        self._count()
-        if sent:
-            self.sends += 1
-            self._tell()
-        return sent
 
     def _tell(self) -> None:
         if len(self._backlog) <= self._room_bytes or (self.is_broken and self._room_bytes >= 0):

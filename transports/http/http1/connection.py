@@ -137,13 +137,25 @@ class Http1Connection:
         while self._reads:
             with trio.CancelScope(deadline=self._deadline) as self._scope:
                 await self._read_on()
-            self._check_time()
+            if trio.current_time() < self._deadline:
+                continue
+            if self._exchange is not None and not self._drops:
+                if self.output.sends != self._sends_seen:
+                    # Were it gone, a write would have failed.
+                    self._deadline = math.inf
+                    continue
+                self.abort()
+            self._reads = False
 
     async def _read_on(self) -> None:
         data: bytes | None = None
         while self._reads:
             while self._is_full:
-                await self._wait_space()
+                self._set_deadline(self._config.write_timeout_s)
+                self._sends_seen = self.output.sends
+                await self._wait_change()
+                if self._exchange is not None:
+                    self._deadline = math.inf
             data = await self._receive()
             if not data:
                 break
@@ -167,29 +179,11 @@ class Http1Connection:
         except (OSError, trio.ClosedResourceError):
             return None
 
-    def _check_time(self) -> None:
-        if trio.current_time() < self._deadline:
-            return
-        if self._exchange is not None and not self._drops:
-            if self.output.sends != self._sends_seen:
-                # Were it gone, a write would have failed.
-                self._deadline = math.inf
-                return
-            self.abort()
-        self._reads = False
-
     @property
     def _is_full(self) -> bool:
         if self._exchange is None or self._drops:
             return False
         return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
-
-    async def _wait_space(self) -> None:
-        self._set_deadline(self._config.write_timeout_s)
-        self._sends_seen = self.output.sends
-        await self._wait_change()
-        if self._exchange is not None:
-            self._deadline = math.inf
 
     def _take(self, data: bytes) -> None:
         if self._drops:
@@ -377,7 +371,13 @@ class Http1Exchange(Exchange):
 
     def _make_head(self, length: int | None) -> bytes:
         headers, length = self._open(length)
-        more = self._owner.dates.line() + self._make_framing(length) + self._make_connection()
+        more = self._owner.dates.line() + self._make_framing(length)
+        # A client that keeps its connections would send its next request into the close.
+        self.is_last |= self._owner.is_closing or not self._reader.is_complete
+        if self.is_last:
+            more += b"connection: close\r\n"
+        elif not self._is_1_1:
+            more += b"connection: keep-alive\r\n"
         head = encode_head(self.status, headers, more)
         self.has_begun = True
         return head
@@ -393,13 +393,6 @@ class Http1Exchange(Exchange):
             return b"transfer-encoding: chunked\r\n"
         self.is_last = True
         return b""
-
-    def _make_connection(self) -> bytes:
-        # A client that keeps its connections would send its next request into the close.
-        self.is_last |= self._owner.is_closing or not self._reader.is_complete
-        if self.is_last:
-            return b"connection: close\r\n"
-        return b"" if self._is_1_1 else b"connection: keep-alive\r\n"
 
 
 def encode_head(status: int, headers: Headers, more: bytes) -> bytes:

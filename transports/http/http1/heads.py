@@ -71,6 +71,7 @@ class RequestHead:
         self.method, self.headers = method, headers
         self.is_1_1 = version == b"1.1"
         self.version = "1.1" if self.is_1_1 else "1.0"
+        self.is_last = not self.is_1_1
         self.length = 0
         self.is_chunked = self.expects_continue = False
         self._read_framing(version)
@@ -96,8 +97,10 @@ class RequestHead:
                 self.expects_continue = self.is_1_1 and value.lower() == b"100-continue"
         if self.is_chunked or not self.is_1_1:
             _refuse(find_fault_in_fields(version, self.headers))
+        if options:
+            told = {option.strip() for option in options}
+            self.is_last = b"close" in told or not (self.is_1_1 or b"keep-alive" in told)
         self._read_host(hosts)
-        self._read_options(options)
 
     def _read_host(self, hosts: list[bytes]) -> None:
         if len(hosts) > 1 or (self.is_1_1 and not hosts):
@@ -105,12 +108,6 @@ class RequestHead:
         self.host = hosts[0] if hosts else None
         if self.host is not None and not HOST_VALUE.fullmatch(self.host):
             raise FaultError(_HOST)
-
-    def _read_options(self, connection: list[bytes]) -> None:
-        self.is_last = not self.is_1_1
-        if connection:
-            options = {option.strip() for option in connection}
-            self.is_last = b"close" in options or not (self.is_1_1 or b"keep-alive" in options)
 
     def _origin_form(self, target: bytes) -> bytes:
         """The target as a path with its query; `*` only where a method may ask for it."""

@@ -50,10 +50,15 @@ class SecureConnection:
 
     async def serve(self) -> None:
         """See `Connection`."""
-        is_agreed = False
-        with trio.move_on_after(self._timeout_s):
-            is_agreed = await self._shake()
-        if not is_agreed:
+        try:
+            with trio.move_on_after(self._timeout_s) as scope:
+                await shake_hands(self._wire, self._session)
+        except ssl.SSLError as error:
+            # A client that forgot the s of https can read why.
+            is_plain = error.reason == "HTTP_REQUEST"
+            self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
+            return
+        if scope.cancelled_caught:
             return
         wire = SealedWire(self._wire, self._session)
         self._connection = self._speak(self._session.protocol, wire)
@@ -61,16 +66,6 @@ class SecureConnection:
         if self._is_closing:
             self._connection.close_when_idle()
         await self._connection.serve()
-
-    async def _shake(self) -> bool:
-        try:
-            await shake_hands(self._wire, self._session)
-        except ssl.SSLError as error:
-            # A client that forgot the s of https can read why.
-            is_plain = error.reason == "HTTP_REQUEST"
-            self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
-            return False
-        return True
 
     def close_when_idle(self) -> None:
         """See `Connection`."""
