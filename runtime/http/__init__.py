@@ -1,7 +1,7 @@
-"""The edge: OpenAI's API over HTTP.
+"""The edge: OpenAI's API over HTTP, for whatever speaks it (`transport.py`; on sockets `transports/http`).
 
-Reading order, the way a request goes: `transports/http/server.py` and the rooms beside it (sockets), `app.py` (routes), `chat.py` (both inference endpoints), `admission.py` (who gets in),
-`exchange.py` (body, ids), `http/models/models.py` (who serves which model), `streaming.py` (the
-answer), `status.py` (errors). `service.py` is it all behind a builder; `status_app.py` is the
-workers' status port.
+Reading order, the way a request goes: `app.py` (routes), `chat.py` (all inference endpoints),
+`admission/` (who gets in), `bodies.py` and `exchanges.py` (body, ids), `models/models.py` (who serves
+which model), `streaming.py` (the answer), `status.py` (errors). `service.py` is it all as one object;
+`status_app.py` is the status port of every process.
 """

@@ -1,7 +1,7 @@
 """How much memory the bodies of all requests may take together, and what is kept of their answers.
 
 A bound for each body and a bound of connections multiply to far more than a process has, and who
-sends half of one holds what others need. What this file does not do: read (`exchange.py`).
+sends half of one holds what others need. What this file does not do: read (the exchange).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One request on a connection of ours, and its answer: what HTTP/1 and HTTP/2 have in common.
 
 What this file does not do: frame an answer, and know where a body ends (`http1/connection.py`,
-`http2/exchange.py`).
+`carried.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server's certificate: read from its files, and read again when they have been renewed.
 
 Each reading makes a new context, so a handshake sees one whole certificate or another, and streams
-under way are not touched. What this file does not do: speak TLS (`session.py`).
+under way are not touched. What this file does not do: speak TLS (`transports/sockets/tls.py`).
 """
 
 from __future__ import annotations
