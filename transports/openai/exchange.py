@@ -10,7 +10,7 @@ from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError, RequestError, TrinamoError
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.sinks import Sink, Sleeper
+from trinamo.runtime.sinks import Sink
 
 from .answers import StreamedAnswer, WholeAnswer, refused
 from .calls import Call, Calls
@@ -102,7 +102,8 @@ class UpstreamAnswer:
         if self._connection is not None and isinstance(answer, StreamedAnswer):
             with self._calls.call(self._context) as call:
                 call.is_begun = True
-                await self._stream(call, self._connection, answer, sink)
+                pushed = PushedStream(self._readers, self._connection, self._response, answer, call)
+                await pushed.run(self._begun, sink)
                 self._settle()
                 return
             self.close()
@@ -121,38 +122,6 @@ class UpstreamAnswer:
         if self._connection is not None:
             self._connections.take_back(self._connection, self._response)
             self._connection = None
-
-    async def _stream(
-        self, call: Call, connection: Connection, answer: StreamedAnswer, sink: Sink[Delta]
-    ) -> None:
-        if self._readers is not None and connection.plain is not None:
-            pushed = PushedStream(self._readers, connection.plain, self._response, answer, call)
-            await pushed.run(self._begun, sink)
-            return
-        room, response, data = Sleeper(), self._response, self._begun
-        sink.starts(room.wake)
-        receive, feed, take = connection.receive, response.feed, sink.take
-        while True:
-            deltas = answer.feed(data) if data else []
-            if deltas:
-                call.brought_at = call.heard_at
-            if response.is_complete and not answer.is_done and answer.error is None:
-                deltas += answer.finish()
-            if deltas and not take(deltas) and not answer.is_done:
-                call.is_paused = True
-                await room.sleep()
-                call.is_paused = False
-            if answer.error is not None:
-                raise answer.error
-            if answer.is_done:
-                return
-            received = await receive()
-            call.heard()
-            if received:
-                data = feed(received)
-            else:
-                data = b""
-                response.cut()
 
     async def _read_whole(self, whole: WholeAnswer, call: Call) -> bytes:
         connection, response, body = self._connection, self._response, self._begun

@@ -17,11 +17,11 @@ import trio
 
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.openai.generate import Delta
-from trinamo.runtime.sinks import Ending, Sink
+from trinamo.runtime.sinks import Ending, Sink, Sleeper
 
 from .answers import StreamedAnswer
 from .calls import Call
-from .client import Response
+from .client import Connection, Response
 
 _READ_BYTES: Final = 1 << 16
 _EVENTS_MAX: Final = 256
@@ -66,14 +66,20 @@ class Readers:
 
 @attrs.define(eq=False)
 class PushedStream:
-    """One streamed answer: what comes goes to the sink in the turn of the reader."""
+    """One streamed answer: what comes goes to the sink in the turn of whoever reads it.
 
-    _readers: Readers
-    _plain: socket.socket
+    That is the reader of all sockets; for a connection that it cannot read, in TLS, or without an
+    epoll, the task in `run`.
+    """
+
+    _readers: Readers | None
+    _connection: Connection
     _response: Response
     _answer: StreamedAnswer
     _call: Call
     _ending: Ending = attrs.field(factory=Ending)
+    _room: Sleeper = attrs.field(factory=Sleeper)
+    _is_over: bool = False
     _is_registered: bool = False
     _take: Callable[[list[Delta]], bool] = attrs.field(init=False)
 
@@ -84,39 +90,56 @@ class PushedStream:
         self._register()
         try:
             self._advance(begun)
+            while not (self._is_over or self._is_pushed):
+                if self._call.is_paused:
+                    await self._room.sleep()
+                else:
+                    self._received(await self._connection.receive(), trio.current_time())
             await self._ending.wait()
         finally:
             self._unregister()
             # Whoever finds room again later wakes nobody.
             self._call.is_paused = False
 
+    @property
+    def _is_pushed(self) -> bool:
+        return self._readers is not None and self._connection.plain is not None
+
     def _register(self) -> None:
-        self._readers.add(self._plain, self._readable)
-        self._is_registered = True
+        if self._readers is not None and (plain := self._connection.plain) is not None:
+            self._readers.add(plain, self._readable)
+            self._is_registered = True
 
     def _unregister(self) -> None:
         if self._is_registered:
+            assert self._readers is not None
+            assert self._connection.plain is not None
             self._is_registered = False
-            self._readers.remove(self._plain)
+            self._readers.remove(self._connection.plain)
 
     def _resume(self) -> None:
         if self._call.is_paused:
             self._call.is_paused = False
             self._call.heard()
             self._register()
+            self._room.wake()
 
     def _readable(self, now: float) -> None:
+        assert self._connection.plain is not None
         try:
-            received = self._plain.recv(_READ_BYTES)
+            received = self._connection.plain.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
             self._end(DisconnectedError(f"the connection to the upstream broke: {error}"))
             return
+        self._received(received, now)
+
+    def _received(self, data: bytes, now: float) -> None:
         self._call.heard_at = now
         try:
-            if received:
-                self._advance(self._response.feed(received))
+            if data:
+                self._advance(self._response.feed(data))
             else:
                 self._response.cut()
                 self._advance(b"")
@@ -138,6 +161,7 @@ class PushedStream:
             self._unregister()
 
     def _end(self, error: Exception | None) -> None:
+        self._is_over = True
         self._unregister()
         self._call.is_paused = False
         self._ending.reach(error)
