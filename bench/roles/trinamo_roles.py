@@ -167,7 +167,10 @@ async def _worker() -> None:
 async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
     options, env = TcpOptions(), RealEnv()
 
-    async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
+    async with (
+        open_stream_server(options, env) as home,
+        open_request_plane(options, env, home) as plane,
+    ):
 
         def client(endpoint: EndpointName) -> Client:
             router = Router(MemoryControlPlane(), endpoint, env, request_planes={"tcp": plane})

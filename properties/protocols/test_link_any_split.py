@@ -21,7 +21,10 @@ from trinamo.runtime.protocol.streams.control import (
     Stop,
 )
 from trinamo.runtime.protocol.streams.link_frames import (
+    MESSAGES_FROM,
     Credit,
+    Kind,
+    Message,
     Opening,
     encode_credit,
     encode_event,
@@ -37,7 +40,7 @@ from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
 STREAMS = 4
-Said = bytes | Control | Credit
+Said = bytes | Control | Credit | Message
 
 events: st.SearchStrategy[Said] = st.one_of(
     st.sampled_from([Opened(), Sentinel(), Closed()]),
@@ -51,11 +54,21 @@ events: st.SearchStrategy[Said] = st.one_of(
 items = st.binary(min_size=1, max_size=40) | st.integers(1, 5).map(
     lambda parts: bytes(parts * PART_BYTES - 3)
 )
-spoken = st.lists(st.tuples(st.integers(1, STREAMS), events | items), max_size=24)
+messages = st.builds(
+    Message,
+    st.sampled_from([Kind.REQUEST, Kind.ANSWER]),
+    st.binary(max_size=9),
+    st.just(b"") | items,
+)
+spoken = st.lists(
+    st.tuples(st.integers(1, STREAMS), events | items) | st.tuples(st.just(0), messages),
+    max_size=24,
+)
 # What wire bytes are made of, so that kinds, lengths and live streams are met often.
 wire_bytes = st.lists(
     st.sampled_from([b"\0\0\0\5", b"\0\0\0\x0d", b"\0\0\0\x15", b"\0\0\0\1", b"\0\0\0\0"])
-    | st.integers(1, 13).map(lambda kind: bytes([kind]))
+    | st.just(MESSAGES_FROM.to_bytes(4, "big"))
+    | st.integers(1, 15).map(lambda kind: bytes([kind]))
     | st.sampled_from([b"{", b'"', b"\xff\xff\xff\xff"])
     | st.binary(max_size=3)
 ).map(b"".join)
@@ -88,7 +101,9 @@ def write(mux: Multiplexer, said: list[tuple[int, Said]]) -> bytes:
     for stream, what in said:
         while stream in busy:
             send()
-        if isinstance(what, Credit):
+        if isinstance(what, Message):
+            mux.add_message(what.kind, what.header, what.payload)
+        elif isinstance(what, Credit):
             mux.add(encode_credit(stream, what.given_bytes))
         elif not isinstance(what, bytes):
             mux.add(encode_event(stream, what))
@@ -106,15 +121,53 @@ def write(mux: Multiplexer, said: list[tuple[int, Said]]) -> bytes:
 def test_each_stream_hears_what_was_said_on_it_in_order(
     said: list[tuple[int, Said]], places: list[int]
 ) -> None:
-    """Muxing then demuxing is the identity for each stream, for every split, and nothing is left."""
+    """Muxing then demuxing is the identity for each stream, for every split, and nothing is left.
+
+    Of messages the short ones keep their order, and no long one is lost.
+    """
     demux = reader()
-    heard: dict[int, list[object]] = {stream: [] for stream in range(1, STREAMS + 1)}
+    heard: dict[int, list[object]] = {stream: [] for stream in range(STREAMS + 1)}
     for piece in cut(write(Multiplexer(), said), places):
-        for stream, what in demux.feed(piece):
+        for number, what in demux.feed(piece):
+            stream = 0 if isinstance(what, Message) else number
             heard[stream] += what if isinstance(what, list) else [told(what)]
+    asked = [each for _, each in said if isinstance(each, Message)]
+    arrived = [each for each in heard.pop(0) if isinstance(each, Message)]
+    assert [each for each in arrived if is_short(each)] == [
+        each for each in asked if is_short(each)
+    ]
+    assert sorted(map(repr, arrived)) == sorted(map(repr, asked))
     for stream, found in heard.items():
         assert found == [told(each) for on, each in said if on == stream]
     assert demux.pending_bytes == 0
+
+
+def is_short(message: Message) -> bool:
+    return len(message.payload) <= PART_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.none() | st.integers(0, 6)), max_size=8))
+def test_a_message_that_is_dropped_never_arrives_and_leaves_nothing(
+    asked: list[tuple[int, int | None]],
+) -> None:
+    """Long messages of so many parts, each dropped after so many sends: what was not all sent is gone."""
+    mux, demux = Multiplexer(), reader()
+    numbers = [
+        mux.add_message(Kind.REQUEST, b"%d" % place, bytes(parts * PART_BYTES + 1))
+        for place, (parts, _) in enumerate(asked)
+    ]
+    arrived, dropped = set[bytes](), set[bytes]()
+    for turn in range(100):
+        for place, (_, drop_at) in enumerate(asked):
+            if drop_at == turn and mux.drop_message(numbers[place]):
+                dropped.add(b"%d" % place)
+        for _, what in demux.feed(mux.take()[0]):
+            assert isinstance(what, Message)
+            arrived.add(what.header)
+    assert mux.is_empty
+    assert mux.message_bytes == demux.pending_bytes == 0
+    assert arrived | dropped == {b"%d" % place for place in range(len(asked))}
+    assert not arrived & dropped
 
 
 @given(

@@ -94,7 +94,7 @@ class Scene:
         try:
             async with await trio.open_tcp_stream("worker", PORT) as stream:
                 if kind == "hello":
-                    await stream.send_all(b"trinamo\r\n\r\n\x01\0\0" + bytes(16))
+                    await stream.send_all(b"trinamo\r\n\r\n\x02\0\0" + bytes(16))
                 elif kind == "noise":
                     await stream.send_all(noise)
                 async for _ in stream:

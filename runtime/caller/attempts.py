@@ -87,7 +87,8 @@ def _check(answer: Answer | TrinamoError, result: bytes = b"") -> bytes:
 class StreamAttempt(InFlight):
     """One streaming request at one instance; once it has begun, its stream.
 
-    It waits in one place, the stream's channel: for the ACK, the worker's call and its prologue.
+    It waits in one place, the stream's channel: for the worker to open the stream, or to refuse it,
+    and for the prologue.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class StreamAttempt(InFlight):
         instance: Instance,
         context: Context,
         plane: ResponsePlane,
-        calls: Deadlines[StreamAttempt],
+        openings: Deadlines[StreamAttempt],
         router: Router,
         hint: RoutingHint | None = None,
         payload_bytes: int = 0,
@@ -107,11 +108,10 @@ class StreamAttempt(InFlight):
         self.instance = instance
         self.input: InputRegistration | None = None
         self.context = context
-        self._plane, self._calls, self._router = plane, calls, router
+        self._plane, self._openings, self._router = plane, openings, router
         self._delivery: Delivery | None = None
         self._sending: trio.CancelScope | None = None
-        """Until the ACK has come, where the request plane cannot post."""
-        self._has_ack = False
+        """While it waits for a request plane."""
         self._error: DisconnectedError | None = None
         try:
             self.registration = plane.register(context)
@@ -126,14 +126,14 @@ class StreamAttempt(InFlight):
         return self._leg.traceparent or self.context.traceparent
 
     def open_input(self) -> ConnectionInfo:
-        """Where the worker calls for the request's input."""
+        """Where the worker opens the stream of the request's input."""
         self.input = self._plane.register_input(self.context)
         return self.input.connection
 
     def close(self, error: BaseException | None = None) -> None:
         """It is over, and with `error` failed: whoever still works for it is told. Synchronous."""
         self._leg.leave(error)
-        self._calls.end(self)
+        self._openings.end(self)
         if self._delivery is not None:
             self._delivery.cancel(self.context.why_left())
         if self.input is not None:
@@ -149,12 +149,13 @@ class StreamAttempt(InFlight):
         self._delivery = plane.post(address, envelope, payload, self._take)
         if self._delivery is None:
             await self._send(plane, address, envelope, payload)
+        self._openings.begin(self)
         await self.channel.wait_prologue()
         # From here on the connection itself tells better whether the worker lives, and one that
         # left discovery is given up only if it has fallen silent too.
         self.is_waiting = False
         self._leg.mark("begun")
-        self._calls.end(self)
+        self._openings.end(self)
         if self._delivery is not None:
             # Whoever has begun has accepted.
             self._delivery.forget()
@@ -165,14 +166,14 @@ class StreamAttempt(InFlight):
         return self.channel.arrival_count > 0
 
     def heard(self) -> int | None:
-        """What has come: the worker's call, its prologue, and batches of items.
+        """What has come: the stream, its prologue, and batches of items.
 
-        Until its ACK a request is not at the worker; how long that takes, the request plane bounds.
+        How long a request may be at the worker before that is bounded otherwise.
         """
         channel = self.channel
-        if channel.is_paused or not (self._has_ack or channel.is_called):
+        if channel.is_paused or not channel.is_called:
             return None
-        return channel.is_called + (not self.is_waiting) + channel.arrival_count
+        return 1 + (not self.is_waiting) + channel.arrival_count
 
     def fail(self, error: DisconnectedError) -> None:
         self._error = error
@@ -181,38 +182,37 @@ class StreamAttempt(InFlight):
         else:
             self.channel.fail(error)
 
-    def give_up_call(self) -> None:
-        """The worker has accepted, and not called in time."""
+    def give_up_opening(self) -> None:
+        """The worker has the request, and has not opened its stream in time."""
         if not self.channel.is_called:
             self.channel.fail(
                 DisconnectedError(
-                    f"instance {self.instance.id} accepted the request but did not call home "
-                    f"within {self._calls.timeout_s:g} s"
+                    f"instance {self.instance.id} had the request and neither opened its stream nor "
+                    f"refused it within {self._openings.timeout_s:g} s"
                 )
             )
 
     def _take(self, answer: Answer | TrinamoError, _: bytes = b"") -> None:
-        """The ACK, or why there is none."""
+        """A NACK, why there will be no answer, or the ACK of a worker that calls home."""
         try:
             _check(answer if isinstance(answer, TrinamoError) else answer.ack)
         except TrinamoError as error:
             self.channel.fail(error)
-        else:
-            self._has_ack = True
-            if not self.channel.is_called:
-                self._calls.begin(self)
 
     async def _send(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
     ) -> None:
-        ack: Answer | None = None
-        with self.context.cancelled_by_kill() as self._sending:
-            why_left = self.context.why_left
-            ack = await plane.send(address, envelope, payload, why_left=why_left)
+        """Deliver it where that takes a wait: for a connection, for room, or for a broker."""
+        context, ack = self.context, None
+        with context.cancelled_by_kill() as self._sending:
+            while self._delivery is None and await plane.wait_room(address):
+                self._delivery = plane.post(address, envelope, payload, self._take)
+            if self._delivery is None:
+                ack = await plane.send(address, envelope, payload, why_left=context.why_left)
         self._sending = None
         if self._error is not None:
             raise self._error
-        check_killed(self.context)
+        check_killed(context)
         if ack is not None:
             self._take(ack)
 

@@ -1,7 +1,7 @@
 """The caller's end: one request out, one response stream in.
 
-`Client.stream` chooses an instance, delivers the envelope, and waits for the ACK, the worker's
-call and its prologue, watching all the while the request's context, the instance's presence in
+`Client.stream` chooses an instance, delivers the envelope, and waits for the worker to open the
+stream and for its prologue, watching all the while the request's context, the instance's presence in
 discovery, and the connection. Until the first item has come, a failed attempt is tried on another
 instance; after that the stream belongs to its worker.
 """
@@ -61,7 +61,7 @@ class Client:
         env: Env,
         *,
         attempts_max: int = 3,
-        call_home_timeout_s: float = 10.0,
+        opening_timeout_s: float = 5.0,
         traces: Traces | None = None,
     ) -> None:
         self.router = router
@@ -69,7 +69,7 @@ class Client:
         self.env = env
         self._attempts_max = attempts_max
         self._traces = traces or Traces(env.clock, 0)
-        self._calls = Deadlines(call_home_timeout_s, StreamAttempt.give_up_call)
+        self._openings = Deadlines(opening_timeout_s, StreamAttempt.give_up_opening)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
@@ -79,13 +79,11 @@ class Client:
         self.router.tune(section)
 
     async def run(self) -> None:
-        """Give up workers that accept a request and do not call home, until cancelled.
+        """Give up workers that have a request and do not open its stream, until cancelled.
 
-        A worker calls before it works, so that wait, unlike the one for its prologue, has a bound.
-        Otherwise a link cut between the ACK and the call would leave a caller waiting for a worker
-        that has long given up.
+        A worker opens it before it works, so that wait, unlike the one for its prologue, has a bound.
         """
-        await self._calls.run()
+        await self._openings.run()
 
     def new_id(self) -> str:
         """A request id, for callers that have none of their own."""
@@ -252,7 +250,7 @@ class Client:
                 instance,
                 context,
                 self._response_plane,
-                self._calls,
+                self._openings,
                 self.router,
                 asked.hint,
                 len(asked.payload),

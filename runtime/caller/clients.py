@@ -166,7 +166,7 @@ class Clients:
             response_plane,
             self._env,
             attempts_max=config.attempts_max,
-            call_home_timeout_s=self._config.data_plane.tcp.handshake_timeout_s,
+            opening_timeout_s=self._config.data_plane.tcp.ack_timeout_s,
             traces=self._traces,
         )
         with showing(self._metrics, str(endpoint), kv):

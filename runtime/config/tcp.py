@@ -37,7 +37,9 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[
         Seconds, about("For a connection to a peer, and as long again for its greeting.")
     ] = 5.0
-    ack_timeout_s: Annotated[Seconds, about("For a worker's typed answer to an envelope.")] = 5.0
+    ack_timeout_s: Annotated[
+        Seconds, about("For a worker that has a request to open its stream, or to refuse it.")
+    ] = 5.0
     handshake_timeout_s: Annotated[
         Seconds, about("A connection to us that has not greeted by then is closed.")
     ] = 10.0

@@ -10,9 +10,13 @@ import trio
 from ..errors import TrinamoError
 from ..protocol.streams.reasons import Reason
 from ..protocol.streams.request import Answer, Envelope
+from .responses import CallHome
 
 TakeAnswer = Callable[[Answer | TrinamoError, bytes], None]
-"""Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error."""
+"""Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error.
+
+No ACK comes for a stream that is opened on the link of its request: that it is opened is the ACK.
+"""
 
 
 WhyLeft = Callable[[], Reason]
@@ -27,10 +31,13 @@ def dropped() -> Reason:
 class RequestService(Protocol):
     """What the worker offers to whatever request plane brings it envelopes."""
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
-        """Decide without waiting. Once `accepted`, the work is started and will call home.
+    def admit(
+        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+    ) -> Answer:
+        """Decide without waiting. Once `accepted`, the work is started and will open its stream.
 
-        A probe is answered only: nothing is started.
+        It does so by `answering`, on the link that the request came by; without, it calls home. A
+        probe is answered only: nothing is started.
         """
         ...
 
@@ -126,15 +133,23 @@ class RequestPlane(Protocol):
     ) -> Delivery | None:
         """Deliver a request without waiting; None, and nothing was done, where that takes a wait.
 
-        `take` is called once, later, and must not wait; it gets the errors that `send` or `call`
-        would raise. Raises at once what can be said at once.
+        `take` is called once at most, later, and must not wait; it gets the errors that `send` or
+        `call` would raise. Raises at once what can be said at once. How long a worker may take to
+        open a stream, or to refuse it, is for the caller to bound.
+        """
+        ...
+
+    async def wait_room(self, address: str) -> bool:
+        """Return once `post` may deliver to `address`; False, at once, if it never will.
+
+        Raises `ConnectError` if the worker cannot be reached.
         """
         ...
 
     async def send(
         self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
     ) -> Answer:
-        """Deliver a streaming request, or a probe, and return the worker's ACK or NACK.
+        """Deliver a probe, or a request to call home, and return the worker's ACK or NACK.
 
         Raises `ConnectError` if nothing was sent (`ImpostorError`: another instance than
         `envelope.instance_id` answers at the address), `DisconnectedError` if the connection broke

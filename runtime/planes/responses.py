@@ -1,4 +1,4 @@
-"""The response plane: workers call home and stream."""
+"""The response plane: workers open streams, on the link of the request or by calling home."""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ from typing import Final
 import trio
 
 from ..errors import RemoteProtocolError, TrinamoError
-from ..planes import RequestService
+from ..planes import CallHome, RequestService
 from ..protocol.streams.request import (
     AckStatus,
     Answer,
+    Carrier,
     Envelope,
     RequestKind,
     decode_cancel,
@@ -38,6 +39,8 @@ class RequestTable:
     Where the way here `keeps_order`, a request has arrived before its cancel, or never will. Elsewhere
     a cancel may overtake its request, and the last few thousand requests are remembered, so that the
     service need not remember the cancel of one that has been here.
+
+    Where a request comes by a link, `answering` opens the streams for it on the same one.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class RequestTable:
         keeps_order: bool,
         reserve: Callable[[int], bool] = lambda _: True,
         give_back: Callable[[int], None] = lambda _: None,
+        answering: CallHome | None = None,
     ) -> None:
         self._service = service
         self._nursery = nursery
@@ -57,6 +61,7 @@ class RequestTable:
         self._seen_max = 0 if keeps_order else _SEEN_MAX
         self._reserve = reserve
         self._give_back = give_back
+        self._answering = answering
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._unary: dict[str, bool] = {}
         """Those that run now, and whether their answers are wanted."""
@@ -87,7 +92,7 @@ class RequestTable:
         if reply is None:
             raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
         if envelope.kind is not RequestKind.UNARY:
-            return self._service.admit(envelope, payload)
+            return self._admit(envelope, payload)
         if envelope.id in self._unary:
             raise RemoteProtocolError(f"request id {envelope.id} is in use")
         if len(self._unary) >= self._unary_max or not self._reserve(len(payload)):
@@ -96,6 +101,16 @@ class RequestTable:
         self._unary[envelope.id] = True
         self._nursery.start_soon(self._answer, envelope, payload, reply)
         return None
+
+    def _admit(self, envelope: Envelope, payload: bytes) -> Answer | None:
+        response, answering = envelope.response, self._answering
+        if response is None or response.carrier is not Carrier.MULTIPLEXED:
+            answering = None
+        answer = self._service.admit(envelope, payload, answering)
+        if answering is not None and answer.status is AckStatus.ACCEPTED:
+            # The stream that is opened on the link says so.
+            return None
+        return answer
 
     def cancel_all(self) -> None:
         """Whoever asked has gone: tell the service, while there is somebody to cancel."""

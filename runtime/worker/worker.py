@@ -1,7 +1,7 @@
 """The worker's end: admit envelopes, run handlers, stream their items home.
 
 `Worker` is what every request plane calls into (`RequestService`). An admitted stream is one task
-in the worker's nursery: dial the caller, then run the handler inside the context's scope. A
+in the worker's nursery: open the stream to the caller, then run the handler inside the context's scope. A
 handler is user code: whatever it raises ends its own stream with a typed error and one log line.
 Its items go to an `OutgoingAnswer`: a handler that pushes calls it from wherever they are made.
 """
@@ -99,10 +99,12 @@ class Worker:
 
     # --- RequestService: called by the request plane ---
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
+    def admit(
+        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+    ) -> Answer:
         """Decide about a streaming request; if accepted its task is started. Synchronous.
 
-        A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
+        Its streams are opened by `answering`; without, the worker calls home. A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
         """
         if envelope.kind is RequestKind.PROBE:
             found = self._absence(envelope) or Answer(id=envelope.id, status=AckStatus.ACCEPTED)
@@ -115,7 +117,10 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         context = self._begin(envelope)
         record = self._metrics.begin(envelope.endpoint, context.trace, is_stream=True)
-        self._nursery.start_soon(self._serve_stream, endpoint, envelope, request, context, record)
+        call_home = answering or self._call_home
+        self._nursery.start_soon(
+            self._serve_stream, endpoint, envelope, request, context, record, call_home
+        )
         return ack
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
@@ -271,12 +276,15 @@ class Worker:
         request: Any,
         context: Context,
         record: WorkerRecord,
+        call_home: CallHome,
     ) -> None:
         self._name_task(envelope, endpoint)
         try:
             assert envelope.response is not None, "checked when the envelope was decoded"
-            async with self._call_home.call_home(envelope.response, context) as sender:
-                await self._run_handler(endpoint, envelope, request, context, sender, record)
+            async with call_home.call_home(envelope.response, context) as sender:
+                await self._run_handler(
+                    endpoint, envelope, request, context, sender, record, call_home
+                )
         except (ConnectError, KilledError) as error:
             # The caller sees its own end of this: no call came, or it has gone.
             record.failed(error)
@@ -295,6 +303,7 @@ class Worker:
         context: Context,
         sender: ResponseSender,
         record: WorkerRecord,
+        call_home: CallHome,
     ) -> None:
         error: TrinamoError | None = None
         answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg, context)
@@ -305,7 +314,7 @@ class Worker:
                 if envelope.request is None:
                     await endpoint.run_stream(request, context, answer)
                 else:
-                    async with self._call_home.receive_input(envelope.request, context) as raw:
+                    async with call_home.receive_input(envelope.request, context) as raw:
                         # Now, because the caller sends nothing before: the first item may need it.
                         answer.open()
                         await endpoint.run_bidirectional(request, context, raw, answer)

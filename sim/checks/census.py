@@ -21,7 +21,7 @@ from ..core.host import incarnation_of
 if TYPE_CHECKING:
     from trinamo.runtime.config.http import HttpConfig
     from trinamo.runtime.config.tcp import TcpConfig
-    from trinamo.transports.tcp.streams.multiplexed.link import Link
+    from trinamo.transports.tcp.streams.link import Link
 
     from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
@@ -78,6 +78,8 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
         yield "streams of links", transports.home.stream_count
     if transports.calls is not None:
         yield "calls home", transports.calls.open_count
+    if transports.server is not None and transports.server.transport == "tcp":
+        yield "streams of callers", transports.server.stream_count
     if process.engine is not None:
         statistics = process.engine.statistics()
         yield "running sequences", statistics.running
@@ -161,9 +163,12 @@ def _slow_clients(process: Process, http: HttpConfig) -> Iterator[str]:
 
 
 def _links(process: Process) -> Iterator[Link]:
-    home, calls = process.transports.home, process.transports.calls
+    transports = process.transports
+    home, calls, server = transports.home, transports.calls, transports.server
     if home is not None:
         yield from home._links  # noqa: SLF001 -- looks inside
+    if server is not None and server.transport == "tcp":
+        yield from (caller.link for caller in server._callers)  # noqa: SLF001 -- looks inside
     if calls is not None:
         for held in calls.links._links.values():  # noqa: SLF001 -- looks inside
             if held.link is not None:
@@ -177,6 +182,7 @@ def _overdue_links(process: Process, tcp: TcpConfig) -> int:
     return sum(
         not link.lanes and now_s > link._idle_since + bound_s  # noqa: SLF001 -- looks inside
         for link in _links(process)
+        if link._taken is None  # noqa: SLF001 -- one that carries requests stays
     )
 
 

@@ -15,6 +15,7 @@ import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.link_frames import Kind
 from trinamo.runtime.protocol.streams.membership import Purpose, call_home_proof
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
@@ -91,7 +92,9 @@ class ByzantineClient:
             pass  # Closed all the same, with words of ours unread.
         except (OSError, RemoteProtocolError):
             return "broken"
-        for header, _ in frames:
+        for header, data in frames:
+            if header[4:5] == bytes([Kind.REFUSED]):
+                return f"refused {json.loads(data)['code']}"
             said = json.loads(header) if header else None
             if isinstance(said, dict) and "refused" in said:
                 return f"refused {said['refused']['code']}"

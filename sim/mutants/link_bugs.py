@@ -11,8 +11,9 @@ from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import Control, Kill
 from trinamo.runtime.protocol.streams.multiplex import Demultiplexer, Multiplexer, StreamIds
 from trinamo.transports.http.output import Output
-from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
-from trinamo.transports.tcp.streams.multiplexed.link import Link
+from trinamo.transports.tcp.streams import linked
+from trinamo.transports.tcp.streams.lane import LinkLane
+from trinamo.transports.tcp.streams.link import Link
 
 from .planting import Patch, bug, instead_of
 
@@ -67,12 +68,18 @@ def ids_given_again(_: Any, self: Any) -> Any:
     return self.newest
 
 
+@bug
+def streams_unopened() -> list[Patch]:
+    """A worker speaks on a stream of its caller's link that it has not opened, so nothing was accepted."""
+    return [(linked, "encode_opening", lambda *_: b"")]
+
+
 @instead_of(Link, "__init__")
 def ids_outlive_their_link(
-    start: Any, self: Any, stream: Any, options: Any, opened: Any = None
+    start: Any, self: Any, stream: Any, options: Any, opened: Any = None, **more: Any
 ) -> None:
     """A caller goes by the ids of the link that was lost, whose worker begins anew on the next."""
-    start(self, stream, options, opened)
+    start(self, stream, options, opened, **more)
     if opened is not None:
         self.ids = vars(opened.__self__).setdefault("_ids_before", self.ids)
         self._demux._ids = self.ids  # noqa: SLF001 -- what is replaced

@@ -27,7 +27,7 @@ from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.dedicated.worker import _Conversation
 from trinamo.transports.tcp.streams.input_receiver import InputReceiver
-from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
+from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 from trinamo.transports.tcp.streams.server import TcpStreamServer
@@ -242,7 +242,7 @@ def waits_are_unwatched() -> list[Patch]:
     start, leave = Client.__init__, Instances._leave  # noqa: SLF001 -- what is replaced
 
     def patient(self: Any, *args: Any, **options: Any) -> None:
-        start(self, *args, **{**options, "call_home_timeout_s": math.inf})
+        start(self, *args, **{**options, "opening_timeout_s": math.inf})
 
     def unheard(self: Any, record: Any, *more: Any) -> None:
         for request in record.requests:

@@ -15,8 +15,8 @@ from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.transports.tcp.ends import eventually, raw_connection, raw_member
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.protocol.streams.codec import encode_frame
 from trinamo.runtime.protocol.streams.control import Handshake, Opened
+from trinamo.runtime.protocol.streams.link_frames import Kind, encode_message
 from trinamo.runtime.protocol.streams.membership import call_home_proof
 from trinamo.runtime.protocol.streams.request import (
     ConnectionInfo,
@@ -53,9 +53,8 @@ async def silent_connections(address: str) -> AsyncIterator[None]:
 
 def inference(answers_at: str, subject: str = "s") -> bytes:
     home = ConnectionInfo(answers_at, subject, StreamType.RESPONSE)
-    return encode_frame(
-        encode_envelope(Envelope(id="x", endpoint=str(NAME), response=home)), b"\x03"
-    )
+    envelope = Envelope(id="x", endpoint=str(NAME), response=home)
+    return encode_message(Kind.REQUEST, encode_envelope(envelope), b"\x03")
 
 
 # --- a worker's request port ---------------------------------------------------------------------
@@ -95,7 +94,7 @@ async def test_silent_connections_keep_no_caller_from_a_worker(cluster: Cluster)
     await cluster.serve("1")
     async with (
         silent_connections(cluster.addresses["1"]),
-        open_request_plane(cluster.using, RealEnv()) as fresh,
+        open_request_plane(cluster.using, RealEnv(), cluster.home) as fresh,
     ):
         cluster.planes = {"tcp": fresh}
         assert await ask(await cluster.client()) == [0, 1, 2]
@@ -104,7 +103,7 @@ async def test_silent_connections_keep_no_caller_from_a_worker(cluster: Cluster)
 async def test_a_frozen_greeting_keeps_no_caller_from_a_worker(cluster: Cluster) -> None:
     """The first half of a greeting is no better than silence."""
     await cluster.serve("1")
-    hello = b"trinamo\r\n\r\n\x01\0\0" + bytes(16)
+    hello = b"trinamo\r\n\r\n\x02\0\0" + bytes(16)
     streams = []
     for _ in range(SILENT):
         stream = await trio.open_tcp_stream(*split_address(cluster.addresses["1"]))
@@ -118,14 +117,15 @@ async def test_a_frozen_greeting_keeps_no_caller_from_a_worker(cluster: Cluster)
 # --- a caller's response port --------------------------------------------------------------------
 
 
-async def test_silent_connections_keep_no_worker_from_calling_home(cluster: Cluster) -> None:
+async def test_silent_connections_keep_no_worker_from_calling_home() -> None:
     """Inference stalled for up to 7.8 s."""
-    await cluster.serve("1")
-    client = await cluster.client()
-    async with silent_connections(cluster.home.address):
-        for _ in range(5):
-            assert await ask(client) == [0, 1, 2]
-    assert cluster.home.gate.ungreeted_count <= 16
+    async with open_cluster(secret=SECRET, ungreeted_max=16, streams="dedicated") as cluster:
+        await cluster.serve("1")
+        client = await cluster.client()
+        async with silent_connections(cluster.home.address):
+            for _ in range(5):
+                assert await ask(client) == [0, 1, 2]
+        assert cluster.home.gate.ungreeted_count <= 16
 
 
 async def test_a_handshake_that_was_overheard_is_of_no_use_again(cluster: Cluster) -> None:
@@ -197,6 +197,7 @@ async def test_a_member_with_bad_envelopes_disturbs_no_other(cluster: Cluster) -
     client = await cluster.client()
     async with raw_member(cluster.addresses["1"], secret=SECRET) as member:
         for _ in range(50):
-            await member.say(encode_frame(b'{"id":"' + b"x" * 137 + b'","endpoint":"a/b/c"}'))
+            bad = b'{"id":"' + b"x" * 137 + b'","endpoint":"a/b/c"}'
+            await member.say(encode_message(Kind.REQUEST, bad, b""))
             assert await ask(client) == [0, 1, 2]
     await eventually(lambda: cluster.home.registered_count == 0)

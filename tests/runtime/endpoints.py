@@ -133,7 +133,7 @@ async def open_cluster(**changes: Any) -> AsyncIterator[Cluster]:
     with trio.fail_after(2 * PATIENCE_S):
         async with (
             open_stream_server(using, RealEnv()) as home,
-            open_request_plane(using, RealEnv()) as plane,
+            open_request_plane(using, RealEnv(), home) as plane,
             trio.open_nursery() as nursery,
         ):
             cluster = Cluster(nursery, MemoryControlPlane(), home, {"tcp": plane}, using=using)

@@ -62,7 +62,7 @@ class OneProcess:
         options = TcpOptions()
         async with (
             open_stream_server(options, env) as home,
-            open_request_plane(options, env) as requests,
+            open_request_plane(options, env, home) as requests,
             open_request_server(options, env, instance_id=serving or "") as server,
             open_client(options, env) as dialer,
         ):

@@ -35,7 +35,7 @@ async def open_data_plane(
     home_options = msgspec.structs.replace(options, port=0) if serving else options
     async with AsyncExitStack() as stack:
         home = await stack.enter_async_context(open_stream_server(home_options, env))
-        tcp = await stack.enter_async_context(open_request_plane(options, env))
+        tcp = await stack.enter_async_context(open_request_plane(options, env, home))
         planes: dict[str, RequestPlane] = {tcp.transport: tcp}
         servers: list[RequestServer] = []
         if serving:

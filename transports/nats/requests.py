@@ -190,6 +190,10 @@ class NatsRequestPlane:
         """Never: a broker is asked by a call that waits."""
         return
 
+    async def wait_room(self, address: str) -> bool:  # noqa: ARG002 -- the interface's
+        """Never, as above."""
+        return False
+
     async def send(
         self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
     ) -> Answer:

@@ -1,7 +1,8 @@
-"""TCP: the request plane, and the response plane in which workers call home.
+"""TCP: the request plane, and the streams that answer it, on one link of two processes.
 
-Read `tcp/streams/server.py` (caller) beside `tcp/streams/client.py` (worker), then
-`tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker). `tcp/streams/carrier.py`
+Read `tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker), then
+`tcp/streams/server.py` (caller) beside `tcp/streams/linked.py` (worker). `tcp/streams/link.py` is the
+link itself; over NATS, workers call home (`tcp/streams/client.py`). `tcp/streams/carrier.py`
 says what a stream and what it travels on are to each other, `tcp/streams/channel.py` how items
 reach the consumer (`sending.py`: what sending costs). KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """

@@ -1,4 +1,4 @@
-"""The frames of a link, a connection that many streams share, to bytes and back.
+"""The frames of a link, the connection of two processes, to bytes and back.
 
 Two-part frames whose header is `stream u32 | kind u8 | …`, big-endian:
 
@@ -13,9 +13,13 @@ Two-part frames whose header is `stream u32 | kind u8 | …`, big-endian:
 | stop, kill | | nothing, or the reason |
 | failed, refused | | the error as JSON |
 | credit | `bytes u32` | |
+| request | an envelope, or a cancel, as JSON | the payload, or the last part of one |
+| answer | an ACK, a NACK or the header of a unary answer, as JSON | the result, or its last part |
 
-`closed` is the FIN of one stream: its end without an end mark. `multiplex.py` packs and unpacks what many
-streams say at once. Peer bytes raise nothing but `RemoteProtocolError`.
+`closed` is the FIN of one stream: its end without an end mark. A request or an answer is a message of no
+stream, so its number is 0; a long one has a number of its own, from `MESSAGES_FROM` on, which its parts
+bear, and `closed` if its rest is not sent. `refused` of stream 0 is the last word to a peer whose frames are
+none, for the link is closed then. `multiplex.py` packs and unpacks what many streams say at once. Peer bytes raise nothing but `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ class Kind(enum.IntEnum):
     REFUSED = 10
     CLOSED = 11
     CREDIT = 12
+    REQUEST = 13
+    ANSWER = 14
 
 
 _FRAME: Final = struct.Struct(">IIIB")
@@ -69,6 +75,8 @@ _OPENING: Final = struct.Struct(">IIIBIB")
 _CREDIT: Final = struct.Struct(">IIIBI")
 HEAD_BYTES: Final = 5
 """Of the header of every frame: stream and kind."""
+MESSAGES_FROM: Final = 1 << 31
+"""The number of the first message that is sent in parts; streams have those below."""
 _TYPES: Final = (StreamType.RESPONSE, StreamType.REQUEST)
 _BARE: Final[dict[int, Control]] = {
     Kind.SENTINEL: Sentinel(), Kind.STOP: Stop(), Kind.KILL: Kill(), Kind.CLOSED: Closed(),
@@ -82,6 +90,15 @@ class Opening:
 
     handshake: Handshake
     window_bytes: int
+
+
+@attrs.frozen
+class Message:
+    """A request or an answer, which are of no stream."""
+
+    kind: Kind
+    header: bytes
+    payload: bytes
 
 
 @attrs.frozen
@@ -138,6 +155,12 @@ def _frame(stream: int, kind: int, data: bytes = b"") -> bytes:
 def encode_item(stream: int, item: bytes, *, is_last: bool = True) -> bytes:
     """The frame of an item, or of a part of one that is not the last."""
     return _frame(stream, Kind.DATA if is_last else Kind.PART, item)
+
+
+def encode_message(kind: Kind, header: bytes, payload: bytes, number: int = 0) -> bytes:
+    """The frame of a message; `payload` is the last part of it where it has a number."""
+    head = _FRAME.pack(HEAD_BYTES + len(header), len(payload), number, kind)
+    return b"".join((head, header, payload))
 
 
 def encode_batch(pairs: list[int], items: list[bytes]) -> bytes:

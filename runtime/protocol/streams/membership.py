@@ -37,7 +37,7 @@ _MAGIC: Final = b"trinamo\r\n\r\n"
 """Ends as the head of an HTTP request does, so that a server of HTTP does not wait for the rest."""
 HELLO_BEGINS: Final = _MAGIC[:1]
 """No frame that may come first has a header so long that it begins so."""
-_VERSION_AND_FLAGS: Final = b"\x01\x00\x00"
+_VERSION_AND_FLAGS: Final = b"\x02\x00\x00"
 _PROOF_BYTES: Final = 32
 _HELLO_BYTES: Final = len(_MAGIC) + len(_VERSION_AND_FLAGS) + NONCE_BYTES
 _CHALLENGE_BYTES: Final = len(_VERSION_AND_FLAGS) + NONCE_BYTES

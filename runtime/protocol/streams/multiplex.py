@@ -1,4 +1,4 @@
-"""Many streams over one link: their frames and items into few large sends, and back.
+"""What is said on one link: frames, items and messages into few large sends, and back.
 
 Sans-IO; the frames themselves are in `link_frames.py`. Only workers open streams, and the ids that they
 give only grow, so a frame for a stream that is not live is either late, and dropped, or for one that
@@ -13,15 +13,19 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from ...errors import RemoteProtocolError
-from .codec import Frame, FrameDecoder
-from .control import Control
+from .codec import HEADER_BYTES_MAX, Frame, FrameDecoder
+from .control import Closed, Control
 from .link_frames import (
     HEAD_BYTES,
+    MESSAGES_FROM,
     Credit,
     Kind,
+    Message,
     Opening,
     encode_batch,
+    encode_event,
     encode_item,
+    encode_message,
     parse_event,
     parse_opening,
 )
@@ -29,13 +33,14 @@ from .link_frames import (
 PART_BYTES: Final = 16 * 1024
 """A longer item is sent in parts, so that it delays no other stream by more than one."""
 _PARTED_MAX: Final = 4
-"""Items of a link that may be on their way in parts at once."""
+"""Items and messages of a link that may be on their way in parts at once."""
 _BATCH_ITEMS_MAX: Final = 1024
 _BATCH_BYTES_MAX: Final = 256 * 1024
-_HEADER_BYTES_MAX: Final = 16 * 1024
 _DATA_BYTES_MAX: Final = 512 * 1024
+_STREAM_MAX: Final = MESSAGES_FROM - 1
 _U32_MAX: Final = 0xFFFFFFFF
 _OPEN, _DATA, _PART, _BATCH = int(Kind.OPEN), int(Kind.DATA), int(Kind.PART), int(Kind.BATCH)
+_REQUEST, _ANSWER = int(Kind.REQUEST), int(Kind.ANSWER)
 _PAIRS: Final = struct.Struct(">II")
 
 
@@ -51,7 +56,7 @@ class StreamIds:
     @property
     def is_exhausted(self) -> bool:
         """Whether no more streams can be opened on this link."""
-        return self.newest >= _U32_MAX
+        return self.newest >= _STREAM_MAX
 
     def give(self) -> int:
         """The worker's end: the id of a new stream."""
@@ -72,9 +77,19 @@ class StreamIds:
 
 
 class Multiplexer:
-    """The outgoing half of a link: frames and items of many streams in, few large sends out."""
+    """The outgoing half of a link: frames, items and messages in, few large sends out."""
 
-    __slots__ = ("_batch_bytes", "_frames", "_items", "_pairs", "_parted", "queued_bytes")
+    __slots__ = (
+        "_batch_bytes",
+        "_frames",
+        "_items",
+        "_last_number",
+        "_message_heads",
+        "_pairs",
+        "_parted",
+        "message_bytes",
+        "queued_bytes",
+    )
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
@@ -82,13 +97,23 @@ class Multiplexer:
         self._items: list[bytes] = []
         self._batch_bytes = 0
         self._parted: list[tuple[int, memoryview]] = []
+        self._message_heads: dict[int, tuple[Kind, bytes]] = {}
+        """Of messages that go in parts: what their last frame says."""
+        self._last_number = _STREAM_MAX
         self.queued_bytes = 0
-        """Of frames and items; of an item that goes in parts only those that are due."""
+        """Of frames and items; of what goes in parts only those that are due."""
+        self.message_bytes = 0
+        """Of messages, those in parts as a whole."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to send."""
         return not (self._frames or self._items or self._parted)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether fewer long messages wait than may be on their way at once."""
+        return len(self._message_heads) < _PARTED_MAX
 
     def add(self, frame: bytes) -> None:
         """A frame, after all that was added before it."""
@@ -110,6 +135,29 @@ class Multiplexer:
         """A longer item. Until `take` tells that it is out, nothing more of its stream may be added."""
         self._parted.append((stream, memoryview(item)))
 
+    def add_message(self, kind: Kind, header: bytes, payload: bytes) -> int:
+        """A request or an answer; the number to `drop_message` it by if it is long, else 0."""
+        self.message_bytes += len(header) + len(payload)
+        if len(payload) <= PART_BYTES:
+            self.add(encode_message(kind, header, payload))
+            return 0
+        number = self._last_number + 1 if self._last_number < _U32_MAX else MESSAGES_FROM
+        self._last_number = number
+        self._message_heads[number] = (kind, header)
+        self._parted.append((number, memoryview(payload)))
+        return number
+
+    def drop_message(self, number: int) -> bool:
+        """Send no more of a long message; whether there was more to send, so that it never arrives."""
+        head = self._message_heads.pop(number, None)
+        if head is None:
+            return False
+        left = next(len(rest) for stream, rest in self._parted if stream == number)
+        self.message_bytes -= len(head[1]) + left
+        self.drop(number)
+        self.add(encode_event(number, Closed()))
+        return True
+
     def drop(self, stream: int) -> None:
         """Send no more parts of the item of `stream`."""
         self._parted = [entry for entry in self._parted if entry[0] != stream]
@@ -123,6 +171,7 @@ class Multiplexer:
         if self._items:
             self._end_batch()
         frames, self._frames = self._frames, []
+        self.message_bytes = self._parted_message_bytes() if self._message_heads else 0
         finished = self._add_parts(frames) if self._parted else []
         self.queued_bytes = 0
         return frames[0] if len(frames) == 1 else b"".join(frames), finished
@@ -132,40 +181,56 @@ class Multiplexer:
         left = self._parted[_PARTED_MAX:]
         for stream, rest in self._parted[:_PARTED_MAX][::-1]:
             is_last = len(rest) <= PART_BYTES
-            frames.append(encode_item(stream, rest[:PART_BYTES].tobytes(), is_last=is_last))
-            if is_last:
-                finished.append(stream)
-            else:
+            part = rest[:PART_BYTES].tobytes()
+            if not is_last:
                 left.insert(0, (stream, rest[PART_BYTES:]))
+                frames.append(encode_item(stream, part, is_last=False))
+            elif stream in self._message_heads:
+                kind, header = self._message_heads.pop(stream)
+                frames.append(encode_message(kind, header, part, stream))
+            else:
+                finished.append(stream)
+                frames.append(encode_item(stream, part))
         self._parted = left
         return finished
+
+    def _parted_message_bytes(self) -> int:
+        return sum(len(rest) for stream, rest in self._parted if stream in self._message_heads)
 
     def _end_batch(self) -> None:
         self._frames.append(encode_batch(self._pairs, self._items))
         self._pairs, self._items, self._batch_bytes = [], [], 0
 
 
-Arrival = tuple[int, list[bytes] | Control | Opening | Credit | RemoteProtocolError]
+Arrival = tuple[int, list[bytes] | Control | Opening | Credit | Message | RemoteProtocolError]
 """A stream, and what came for it: all its items up to the next event, or one event.
 
-An error is one of that stream alone.
+An error is one of that stream alone. A message is of no stream, whatever its number; the last word of a
+link is of stream 0.
 """
 
 
 class Demultiplexer:
-    """The incoming half of a link: bytes in; out, for each stream, its items together and its events.
+    """The incoming half of a link: bytes in; out, messages, and for each stream its items and events.
 
     `live` are the streams that something may come for. They may change while `feed` is iterated.
     """
 
     __slots__ = ("_decoder", "_ids", "_item_bytes_max", "_live", "_parted", "parted_bytes")
 
-    def __init__(self, live: Collection[int], ids: StreamIds, *, item_bytes_max: int) -> None:
+    def __init__(
+        self,
+        live: Collection[int],
+        ids: StreamIds,
+        *,
+        item_bytes_max: int,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+    ) -> None:
         self._live = live
         self._ids = ids
         self._item_bytes_max = item_bytes_max
         self._decoder = FrameDecoder(
-            header_bytes_max=_HEADER_BYTES_MAX, data_bytes_max=_DATA_BYTES_MAX
+            header_bytes_max=HEAD_BYTES + header_bytes_max, data_bytes_max=_DATA_BYTES_MAX
         )
         self._parted: dict[int, bytearray] = {}
         self.parted_bytes = 0
@@ -194,7 +259,12 @@ class Demultiplexer:
                 if kind == _BATCH:
                     self._split(frame, items)
                 elif kind:
-                    yield from self._take(frame, kind, items)
+                    stream = int.from_bytes(header[:4], "big")
+                    what = self._take(frame, kind, stream, items)
+                    if what is not None:
+                        if stream in items:
+                            yield stream, items.pop(stream)
+                        yield stream, what
                 elif header or frame[1]:
                     fault = RemoteProtocolError(f"a frame with a header of {len(header)} bytes")
                     break
@@ -226,33 +296,57 @@ class Demultiplexer:
         if start != len(data):
             raise RemoteProtocolError(f"a batch of {start} bytes in {len(data)}")
 
-    def _take(self, frame: Frame, kind: int, items: dict[int, list[bytes]]) -> Iterator[Arrival]:
+    def _take(
+        self, frame: Frame, kind: int, stream: int, items: dict[int, list[bytes]]
+    ) -> Control | Opening | Credit | Message | RemoteProtocolError | None:
+        """What a frame says by itself; None if it is late, or of an item."""
         header, data = frame
-        stream = int.from_bytes(header[:4], "big")
         if kind == _OPEN:
             opening = parse_opening(header, data)
             self._ids.opened(stream)
-            yield stream, opening
-            return
+            return opening
+        if kind in (_REQUEST, _ANSWER):
+            return self._message(Kind(kind), stream, header[HEAD_BYTES:], data)
         if stream not in self._live:
-            # What is late may be anything; a part of it must not be kept.
-            self._ids.check(stream)
-            return
+            if stream >= MESSAGES_FROM:
+                self._take_part(kind, stream, data)
+            elif not stream and kind == Kind.REFUSED:
+                return parse_event(kind, header, data)
+            else:
+                # What is late may be anything; a part of it must not be kept.
+                self._ids.check(stream)
+            return None
         if kind == _DATA:
             whole = self._whole(stream, data)
-            if whole is None:
-                yield from _ended(items, stream)
-                yield stream, RemoteProtocolError(f"an item over {self._item_bytes_max} bytes")
-            else:
+            if whole is not None:
                 items.setdefault(stream, []).append(whole)
-        elif kind == _PART:
-            if not self._keep(stream, data):
-                yield from _ended(items, stream)
-                yield stream, RemoteProtocolError(f"an item over {self._item_bytes_max} bytes")
-        else:
-            event = parse_event(kind, header, data)
-            yield from _ended(items, stream)
-            yield stream, event
+                return None
+        elif kind != _PART:
+            return parse_event(kind, header, data)
+        elif self._keep(stream, data):
+            return None
+        return RemoteProtocolError(f"an item over {self._item_bytes_max} bytes")
+
+    def _message(self, kind: Kind, number: int, header: bytes, data: bytes) -> Message:
+        payload: bytes | None = data
+        if number:
+            if number not in self._parted:
+                raise RemoteProtocolError(f"the last part of message {number}, which never began")
+            payload = self._whole(number, data)
+        elif len(data) > self._item_bytes_max:
+            payload = None
+        if payload is None:
+            raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
+        return Message(kind, header, payload)
+
+    def _take_part(self, kind: int, number: int, data: bytes) -> None:
+        """A part of a long message, or that its rest will not come."""
+        if kind == Kind.CLOSED and not data:
+            self.forget(number)
+        elif kind != _PART:
+            raise RemoteProtocolError(f"a frame of kind {kind} for message {number}")
+        elif not self._keep(number, data):
+            raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
 
     def _whole(self, stream: int, data: bytes) -> bytes | None:
         """The item that ends with `data`; None if it is too long."""
@@ -275,9 +369,3 @@ class Demultiplexer:
         kept += data
         self.parted_bytes += len(data)
         return len(kept) <= self._item_bytes_max
-
-
-def _ended(items: dict[int, list[bytes]], stream: int) -> Iterator[Arrival]:
-    """The items of `stream` up to here: an event of it comes next."""
-    if stream in items:
-        yield stream, items.pop(stream)

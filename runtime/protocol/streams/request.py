@@ -49,7 +49,7 @@ class RequestKind(enum.StrEnum):
     """How the answer comes back."""
 
     STREAM = "stream"
-    """Over a response stream: the worker calls home."""
+    """Over a response stream, on the link of the request; else the worker calls home."""
     UNARY = "unary"
     """As one value on the request plane itself."""
     PROBE = "probe"
@@ -62,11 +62,11 @@ class Carrier(enum.StrEnum):
     DEDICATED = "dedicated"
     """A connection of its own."""
     MULTIPLEXED = "multiplexed"
-    """A link, which all streams between two processes share."""
+    """A link, which all streams between two processes share: that of the request, if it came by one."""
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where the worker must call home: the caller's advertised `host:port` and the subject."""
+    """Which stream the worker is to open: its subject, and where to call home if it must."""
 
     address: str
     subject: str

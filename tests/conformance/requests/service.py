@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from trinamo.runtime.errors import EngineError, KilledError, UnavailableError
+from trinamo.runtime.planes import CallHome
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -32,7 +33,9 @@ class Service:
         self.release = trio.Event()
         self.scopes: dict[str, trio.CancelScope] = {}
 
-    def admit(self, envelope: Envelope, payload: bytes) -> Answer:
+    def admit(
+        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+    ) -> Answer:
         self.admitted.append((envelope, payload))
         name = envelope.endpoint.rpartition("/")[2]
         if name in set(AckStatus):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -13,12 +14,12 @@ from tests.conformance.requests.service import probe, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
 from tests.transports.tcp.ends import (
     PATIENCE_S,
-    RawEnd,
     accept_member,
     eventually,
     options,
     raw_member,
 )
+from tests.transports.tcp.streams.raw_links import RawLink
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
@@ -26,7 +27,17 @@ from trinamo.runtime.errors import (
     ImpostorError,
     RemoteProtocolError,
 )
-from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.codec import encode_frame
+from trinamo.runtime.protocol.streams.control import Closed, Refused
+from trinamo.runtime.protocol.streams.link_frames import (
+    MESSAGES_FROM,
+    Kind,
+    Message,
+    encode_event,
+    encode_item,
+    encode_message,
+)
+from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
@@ -46,27 +57,56 @@ async def pair() -> AsyncIterator[Pair]:
         yield pair
 
 
+def ask(header: bytes, payload: bytes = b"") -> bytes:
+    return encode_message(Kind.REQUEST, header, payload)
+
+
+def tell(header: bytes) -> bytes:
+    return encode_message(Kind.ANSWER, header, b"")
+
+
+@asynccontextmanager
+async def raw_caller(pair: Pair) -> AsyncIterator[RawLink]:
+    """A caller's end of a link that says whatever a test wants."""
+    async with raw_member(pair.address) as end:
+        yield RawLink(end)
+
+
+async def hear_answer(link: RawLink) -> Answer:
+    """What comes next, an ACK or a NACK."""
+    arrival = await link.hear()
+    assert arrival is not None
+    stream, message = arrival
+    assert isinstance(message, Message)
+    assert (stream, message.kind) == (0, Kind.ANSWER)
+    return decode_answer(message.header).ack
+
+
 NO_FRAMES = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\xff" * 64,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"\0\0\0\0\xff\xff\xff\xff",
+    tell(encode_answer(Answer(id="r1", status=AckStatus.ACCEPTED))),
+    encode_message(Kind.REQUEST, b"{}", b"x", MESSAGES_FROM),
+    encode_event(MESSAGES_FROM, Refused("", "")),
+    encode_item(1, b"no such stream"),
 ]
 
 
 NO_REQUESTS = [
-    (encode_frame(b"", b"no envelope"), ""),
-    (encode_frame(b"{}"), ""),
-    (encode_frame(b"\xff\xfe"), ""),
-    (encode_frame(b"[" * 50_000), ""),
-    (encode_frame(b'{"cancel": 1}'), ""),
-    (encode_frame(b'{"cancel":1}'), ""),
-    (encode_frame(encode_envelope(stream(""))), ""),
-    (encode_frame(encode_envelope(stream("x" * 129))), "x" * 129),
-    (encode_frame(encode_envelope(stream("x" * 2000))), ""),
-    (encode_frame(encode_envelope(Envelope(id="r1", endpoint="a/b/c"))), "r1"),
-    (encode_frame(b'{"id":"r1","endpoint":7}'), "r1"),
-    (encode_frame(b'{"id":"r1","endpoint":"a/b/c","kind":"poem"}'), "r1"),
+    (ask(b"", b"no envelope"), ""),
+    (ask(b"{}"), ""),
+    (ask(b"\xff\xfe"), ""),
+    (ask(b"[" * 50_000), ""),
+    (ask(b'{"cancel": 1}'), ""),
+    (ask(b'{"cancel":1}'), ""),
+    (ask(encode_envelope(stream(""))), ""),
+    (ask(encode_envelope(stream("x" * 129))), "x" * 129),
+    (ask(encode_envelope(stream("x" * 2000))), ""),
+    (ask(encode_envelope(Envelope(id="r1", endpoint="a/b/c"))), "r1"),
+    (ask(b'{"id":"r1","endpoint":7}'), "r1"),
+    (ask(b'{"id":"r1","endpoint":"a/b/c","kind":"poem"}'), "r1"),
 ]
 
 
@@ -74,15 +114,12 @@ NO_REQUESTS = [
 async def test_a_bad_envelope_is_answered_for_itself_and_costs_nobody_else_anything(
     pair: Pair, garbage: bytes, request_id: str
 ) -> None:
-    async with raw_member(pair.address) as caller:
-        await caller.say(encode_frame(encode_envelope(unary("slow", "wait"))), garbage)
+    async with raw_caller(pair) as caller:
+        await caller.write(ask(encode_envelope(unary("slow", "wait"))), garbage)
         await eventually(lambda: pair.server.malformed_count == 1)
         pair.service.release.set()
-        await caller.say(encode_frame(encode_envelope(unary("r2"))))
-        received = b""
-        while received.count(b'"id"') < 3:
-            received += bytes(await caller.stream.receive_some())
-        found = [decode_answer(header).ack for header, _ in FrameDecoder().feed(received)]
+        await caller.write(ask(encode_envelope(unary("r2"))))
+        found = [await hear_answer(caller) for _ in range(3)]
         assert {(each.id, each.status) for each in found} == {
             (request_id, AckStatus.INVALID),
             ("slow", AckStatus.ACCEPTED),
@@ -95,41 +132,34 @@ async def test_a_bad_envelope_is_answered_for_itself_and_costs_nobody_else_anyth
 async def test_what_is_no_frame_is_answered_invalid_and_hung_up_on_and_the_server_lives(
     pair: Pair, garbage: bytes
 ) -> None:
-    async with raw_member(pair.address) as stranger:
-        await stranger.say(garbage)
-        (answer,) = await answers(stranger)
-        assert (answer.id, answer.status) == ("", AckStatus.INVALID)
-    assert pair.server.malformed_count == 1
+    async with raw_caller(pair) as stranger:
+        await stranger.write(garbage)
+        ((stream, said),) = await stranger.hear_all()
+        assert isinstance(said, Refused)
+        assert (stream, said.code) == (0, "bad_link")
+    await eventually(lambda: pair.server.malformed_count == 1)
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
-
-
-async def answers(stranger: RawEnd) -> list[Answer]:
-    """The ACKs and NACKs until the server hangs up."""
-    received = b"".join([bytes(data) async for data in stranger.stream])
-    return [decode_answer(header).ack for header, _ in FrameDecoder().feed(received)]
 
 
 async def test_a_request_that_ends_after_its_caller_was_turned_away_harms_nobody(
     pair: Pair,
 ) -> None:
     """The answer is due while the connection already says goodbye."""
-    async with raw_member(pair.address) as stranger:
-        await stranger.say(encode_frame(encode_envelope(unary("r1", "wait"))))
+    async with raw_caller(pair) as stranger:
+        await stranger.write(ask(encode_envelope(unary("r1", "wait"))))
         await eventually(lambda: pair.service.running == 1)
-        await stranger.say(b"\xff" * 8)
-        await eventually(lambda: pair.server.malformed_count == 1)
+        await stranger.write(b"\xff" * 8)
+        await trio.testing.wait_all_tasks_blocked(0.01)
         pair.service.release.set()
         await eventually(lambda: pair.service.running == 0)
-        await answers(stranger)
+        await stranger.hear_all()
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_a_request_id_in_use_on_the_same_connection_is_refused(pair: Pair) -> None:
-    async with raw_member(pair.address) as stranger:
-        await stranger.say(encode_frame(encode_envelope(unary("r1", "wait"))) * 2)
-        data = bytes(await stranger.stream.receive_some())
-        ((header, _),) = FrameDecoder().feed(data)
-        assert "in use" in decode_answer(header).message
+    async with raw_caller(pair) as stranger:
+        await stranger.write(ask(encode_envelope(unary("r1", "wait"))) * 2)
+        assert "in use" in (await hear_answer(stranger)).message
         pair.service.release.set()
         await eventually(lambda: pair.service.answered == ["r1"])
 
@@ -138,8 +168,8 @@ async def test_a_cancel_for_a_request_nobody_knows_reaches_the_service_and_is_no
     pair: Pair,
 ) -> None:
     """A connection keeps order: who has not arrived before its cancel never will."""
-    async with raw_member(pair.address) as stranger:
-        await stranger.say(encode_frame(encode_cancel("r9")), encode_frame(b""))
+    async with raw_caller(pair) as stranger:
+        await stranger.write(ask(encode_cancel("r9")), encode_frame(b""))
         await eventually(lambda: pair.service.cancelled == ["r9"])
     assert pair.service.remembered == []
 
@@ -183,9 +213,9 @@ async def test_a_port_that_says_nothing_is_no_connection() -> None:
 
 
 async def test_a_caller_that_goes_away_leaves_no_cancels_behind(pair: Pair) -> None:
-    async with raw_member(pair.address) as stranger:
-        words = [encode_frame(encode_envelope(unary(f"r{n}", "wait"))) for n in range(3)]
-        await stranger.say(*words)
+    async with raw_caller(pair) as stranger:
+        words = [ask(encode_envelope(unary(f"r{n}", "wait"))) for n in range(3)]
+        await stranger.write(*words)
         await eventually(lambda: pair.service.running == 3)
     await eventually(lambda: pair.service.running == 0)
     assert sorted(pair.service.cancelled) == ["r0", "r1", "r2"]
@@ -197,7 +227,7 @@ async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
     bad, good = (
-        encode_frame(b'{"id":"r1","status":"fine"}'),
+        tell(b'{"id":"r1","status":"fine"}'),
         Answer(id="r2", status=AckStatus.ACCEPTED),
     )
     with trio.fail_after(PATIENCE_S):
@@ -213,13 +243,12 @@ async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
                 async def unharmed() -> None:
                     assert await plane.send(address, stream("r2"), b"") == good
 
-                worker = await accept_member(listener)
-                decoder, count = FrameDecoder(), 0
-                while count < 2:
-                    count += len(decoder.feed(bytes(await worker.stream.receive_some())))
-                await worker.say(bad, encode_frame(encode_answer(good)))
+                worker = RawLink(await accept_member(listener))
+                for _ in range(2):
+                    await worker.hear()
+                await worker.write(bad, tell(encode_answer(good)))
             assert plane.connection_count == 1
-            await worker.stream.aclose()
+            await worker.end.stream.aclose()
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -256,10 +285,12 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
     [
         b"OK",
         b"\xff" * 8,
-        encode_frame(b"{}"),
-        encode_frame(b'{"id":"r1","status":"fine"}'),
-        encode_frame(b'{"id":"r1"}'),
-        encode_frame(encode_answer(Answer(id="", status=AckStatus.INVALID, message="what?"))),
+        tell(b"{}"),
+        tell(b'{"id":"r1","status":"fine"}'),
+        tell(b'{"id":"r1"}'),
+        tell(encode_answer(Answer(id="", status=AckStatus.INVALID, message="what?"))),
+        ask(encode_answer(Answer(id="r1", status=AckStatus.ACCEPTED))),
+        encode_event(0, Refused("bad_link", "what?")),
     ],
 )
 async def test_an_answer_that_is_none_is_never_a_success(reply: bytes) -> None:
@@ -292,3 +323,25 @@ async def test_the_answer_to_a_forgotten_request_is_ignored(pair: Pair) -> None:
             pair.service.release.set()
             scope.cancel()
     assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+
+
+async def test_a_long_request_that_is_given_up_on_its_way_never_arrives_and_leaves_no_parts(
+    pair: Pair,
+) -> None:
+    """More of them than may be on their way at once; the link goes on."""
+    async with raw_caller(pair) as caller:
+        for number in range(MESSAGES_FROM, MESSAGES_FROM + 10):
+            part = encode_item(number, bytes(PART_BYTES), is_last=False)
+            await caller.write(part, encode_event(number, Closed()))
+        await caller.write(ask(encode_envelope(unary("r1"))))
+        assert await hear_answer(caller) == Answer(id="r1", status=AckStatus.ACCEPTED)
+    assert pair.service.answered == ["r1"]
+
+
+async def test_a_request_without_an_end_ends_its_link() -> None:
+    async with connected(data_bytes_max=100_000) as pair, raw_caller(pair) as caller:
+        for _ in range(7):
+            await caller.write(encode_item(MESSAGES_FROM, bytes(PART_BYTES), is_last=False))
+        ((stream, said),) = await caller.hear_all()
+        assert isinstance(said, Refused)
+        assert (stream, said.message) == (0, "a message over 100000 bytes")

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.service import stream, unary
+from tests.conformance.requests.service import probe, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
 from tests.transports.tcp.ends import accept_member, eventually, options
 from trinamo.runtime.env import RealEnv
@@ -52,7 +52,8 @@ async def test_nothing_is_posted_before_the_connection_stands() -> None:
     async with connected() as pair:
         taken = Taken()
         assert pair.plane.post(pair.address, stream("r1"), b"x", taken) is None
-        await pair.plane.send(pair.address, stream("r2"), b"")
+        assert await pair.plane.wait_room(pair.address)
+        assert pair.plane.post(pair.address, stream("r2"), b"x", Taken()) is not None
         assert pair.plane.post(pair.address, stream("r3"), b"x", taken) is not None
         await eventually(lambda: taken.all)
         assert [envelope.id for envelope, _ in pair.service.admitted] == ["r2", "r3"]
@@ -134,25 +135,42 @@ async def posted_to_a_mute(plane: TcpRequestPlane, address: str, taken: Taken) -
     assert plane.post(address, stream("r1"), b"", taken) is not None
 
 
-@pytest.mark.parametrize("ends", [True, False])
-async def test_a_worker_that_does_not_acknowledge_is_disconnected(ends: bool) -> None:
-    """By the end of its connection, or in time; then a late ACK is for nobody."""
+async def test_a_worker_that_ends_before_it_answers_is_disconnected() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
     taken = Taken()
     async with (
         listener,
-        open_request_plane(options(ack_timeout_s=30 if ends else 0.02), RealEnv()) as plane,
+        open_request_plane(options(), RealEnv()) as plane,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(posted_to_a_mute, plane, address, taken)
         worker = await accept_member(listener)
         await worker.stream.receive_some()
-        if ends:
-            await worker.stream.aclose()
+        await worker.stream.aclose()
         await eventually(lambda: taken.all)
         error, _ = taken.only
         assert isinstance(error, DisconnectedError)
-        assert ("did not answer the envelope" in error.message) is not ends
-        assert plane.connection_count == (not ends)
+        assert plane.connection_count == 0
+
+
+async def test_a_worker_that_does_not_answer_a_probe_is_disconnected_in_time() -> None:
+    """Then a late answer is for nobody."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    async with (
+        listener,
+        open_request_plane(options(ack_timeout_s=0.02), RealEnv()) as plane,
+        trio.open_nursery() as nursery,
+    ):
+
+        @nursery.start_soon
+        async def ask() -> None:
+            await plane.wait_room(address)
+            with pytest.raises(DisconnectedError, match="did not answer the envelope"):
+                await plane.send(address, probe("p1"), b"")
+
+        worker = await accept_member(listener, "a1")
+        await eventually(lambda: not nursery.child_tasks)
+        assert plane.connection_count == 1
         await worker.stream.aclose()

@@ -111,6 +111,9 @@ class ToldPlane:
     ) -> Delivery | None:
         return None
 
+    async def wait_room(self, address: str) -> bool:
+        return False
+
     async def send(
         self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
     ) -> Answer:

@@ -15,14 +15,15 @@ from tests.runtime.caller.scripted import (
 )
 from tests.runtime.endpoints import Cluster, open_cluster
 from tests.transports.tcp.ends import accept_member, eventually
+from tests.transports.tcp.streams.raw_links import RawLink
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import (
     DeadlineError,
     DisconnectedError,
     KilledError,
 )
-from trinamo.runtime.protocol.streams.codec import FrameDecoder
 from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, Sentinel
+from trinamo.runtime.protocol.streams.link_frames import Message
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     RequestKind,
@@ -243,8 +244,8 @@ async def test_a_unary_request_to_a_listed_worker_that_answers_nothing_ends(
 
 
 async def test_a_worker_that_accepts_and_never_calls_is_given_up(cluster: Cluster) -> None:
-    client, _ = await scripted(cluster, AckStatus.ACCEPTED, instances=1, call_home_timeout_s=0.02)
-    with pytest.raises(DisconnectedError, match="did not call home"):
+    client, _ = await scripted(cluster, AckStatus.ACCEPTED, instances=1, opening_timeout_s=0.02)
+    with pytest.raises(DisconnectedError, match="neither opened its stream"):
         async with client.stream(1, int):
             raise AssertionError
 
@@ -281,15 +282,17 @@ async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_th
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
         async def worker() -> None:
-            async with listener, (await accept_member(listener, "1")).stream as stream:
-                decoder = FrameDecoder()
-                async for data in stream:
-                    for header, _ in decoder.feed(bytes(data)):
-                        cancelled = decode_cancel(header)
-                        if cancelled is not None:
-                            heard.append(cancelled.request_id)
-                        elif (envelope := decode_envelope(header)).kind is RequestKind.STREAM:
-                            heard.append(envelope.id)
+            end = await accept_member(listener, "1")
+            async with listener, end.stream:
+                link = RawLink(end)
+                while (arrival := await link.hear()) is not None:
+                    assert isinstance(arrival[1], Message)
+                    header = arrival[1].header
+                    cancelled = decode_cancel(header)
+                    if cancelled is not None:
+                        heard.append(cancelled.request_id)
+                    elif (envelope := decode_envelope(header)).kind is RequestKind.STREAM:
+                        heard.append(envelope.id)
 
         cluster.nursery.start_soon(worker)
         host, port = listener.socket.getsockname()

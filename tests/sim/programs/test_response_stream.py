@@ -15,7 +15,7 @@ from trinamo.transports.tcp import TcpStreamServer
 from trinamo.transports.tcp.streams.carrier import ItemLane
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.dedicated.lanes import ConnectionLane
-from trinamo.transports.tcp.streams.multiplexed.lane import LinkLane
+from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
 
 HALFWAY = 15

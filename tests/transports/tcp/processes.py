@@ -80,7 +80,10 @@ async def worker(host: str = "127.0.0.1") -> None:
 
 async def caller(address: str, pause_s: str, streams: str = "1") -> None:
     options, env = OPTIONS, RealEnv()
-    async with open_request_plane(options, env) as plane, open_stream_server(options, env) as home:
+    async with (
+        open_stream_server(options, env) as home,
+        open_request_plane(options, env, home) as plane,
+    ):
         router = Router(MemoryControlPlane(), NAME, env, request_planes={"tcp": plane})
         instance = Instance(endpoint=str(NAME), id="1", transports={"tcp": address})
         router.apply(Snapshot(1, [Entry(instance.key, encode_instance(instance), 1, 1)]))

@@ -1,15 +1,19 @@
-"""The caller's end of the tcp request plane: one pipelined connection per worker process."""
+"""The caller's end of the tcp request plane: one link to each worker process, dialled on first use.
+
+Requests and answers are messages of the link (`streams/link.py`). The answer to a streaming request is
+a stream that the worker opens on the same link, at the process's `TcpStreamServer`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 import attrs
 import outcome
 import trio
 
-from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     ConnectError,
@@ -22,13 +26,13 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import TakeAnswer, WhyLeft, dropped
-from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.control import Refused
+from trinamo.runtime.protocol.streams.link_frames import MESSAGES_FROM, Opening, encode_event
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     Answer,
     Envelope,
-    RequestKind,
     decode_answer,
     encode_cancel,
     encode_envelope,
@@ -38,28 +42,39 @@ from trinamo.runtime.protocol.streams.request import (
 
 from ..greeting import dial_member
 from ..sockets import TcpOptions
-from ..streams.outbox import Outbox
+from ..streams.link import Link
+from ..streams.server import TcpStreamServer
+
+_STREAMS_MAX: Final = MESSAGES_FROM - (1 << 16)
+"""A link on which so many streams were opened takes no more requests, and another one is dialled."""
 
 
 class TcpRequestPlane:
-    """A `RequestPlane` over TCP. Connections are made on first use and kept."""
+    """A `RequestPlane` over TCP. Links are made on first use and kept.
+
+    Streams that workers open on them are those of `home`; without it none can be asked for.
+    """
 
     transport = "tcp"
     is_usable = True
 
-    def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        options: TcpOptions,
+        env: Env,
+        nursery: trio.Nursery,
+        home: TcpStreamServer | None = None,
+    ) -> None:
         self.options = options
         self.env = env
+        self.home = home
         self._nursery = nursery
-        self._links: dict[str, _Link] = {}
-        self.acks: Deadlines[_Delivery] = Deadlines(options.ack_timeout_s, _Delivery.expire)
-        """Of what was posted."""
-        nursery.start_soon(self.acks.run)
+        self._workers: dict[str, _Worker] = {}
 
     @property
     def connection_count(self) -> int:
-        """Connections held now."""
-        return len(self._links)
+        """Links held now."""
+        return len(self._workers)
 
     async def hold(
         self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
@@ -69,45 +84,48 @@ class TcpRequestPlane:
         This is how a dead worker is noticed in milliseconds, without waiting for its lease. Raises
         `ImpostorError` if another instance than `instance_id` answers at its address.
         """
-        link = self._link(address)
-        await link.wait_connected()
-        link.check(instance_id)
+        worker = self._worker(address)
+        await worker.wait_connected()
+        worker.check(instance_id)
         on_connected()
-        await link.wait_ended()
+        await worker.ended.wait()
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
     ) -> _Delivery | None:
-        """Deliver a request, unless its connection has yet to be made or has no room."""
-        link = self._links.get(address)
-        if link is None or not link.has_room:
+        """Deliver a request, unless its link has yet to be made or has no room."""
+        worker = self._workers.get(address)
+        if worker is None or not worker.has_room:
             return None
-        frame = self._encode(envelope, payload)
-        delivery = link.post(envelope.id, envelope.instance_id, frame, take)
-        if envelope.kind is not RequestKind.UNARY:
-            self.acks.begin(delivery)
-        return delivery
+        header = self._encode(envelope, payload)
+        return worker.post(envelope.id, envelope.instance_id, header, payload, take)
+
+    async def wait_room(self, address: str) -> bool:
+        """Dial if need be, and wait until the link has room."""
+        with trio.move_on_after(self.options.ack_timeout_s):
+            await self._worker(address).wait_room()
+            return True
+        raise self._unanswered(address)
 
     async def send(
         self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
     ) -> Answer:
-        """Deliver a streaming request and return the worker's ACK or NACK.
+        """Deliver a probe, or a request to call home, and return the worker's ACK or NACK.
 
         Cancelled while waiting, it has told the worker to forget the request.
         """
         with trio.move_on_after(self.options.ack_timeout_s):
             answer, _ = await self._ask(address, envelope, payload, why_left)
             return answer.ack
-        link = self._links.get(address)
-        if link is not None and not link.is_connected:
-            raise ConnectError(
-                f"cannot be reached at {address}: no greeting within {self.options.ack_timeout_s:g} s"
-            )
-        raise self.unanswered(address)
+        raise self._unanswered(address)
 
-    def unanswered(self, address: str) -> DisconnectedError:
-        """What is said of a worker that takes an envelope, and says nothing."""
+    def _unanswered(self, address: str) -> ConnectError | DisconnectedError:
         timeout_s = self.options.ack_timeout_s
+        worker = self._workers.get(address)
+        if worker is not None and not worker.is_connected:
+            return ConnectError(
+                f"cannot be reached at {address}: no greeting within {timeout_s:g} s"
+            )
         return DisconnectedError(f"{address} did not answer the envelope within {timeout_s:g} s")
 
     async def call(
@@ -125,8 +143,27 @@ class TcpRequestPlane:
     async def _ask(
         self, address: str, envelope: Envelope, payload: bytes, why_left: WhyLeft
     ) -> tuple[Answer, bytes]:
-        frame = self._encode(envelope, payload)
-        return await self._link(address).ask(envelope.id, envelope.instance_id, frame, why_left)
+        header = self._encode(envelope, payload)
+        worker = self._worker(address)
+        await worker.wait_room()
+        task = trio.lowlevel.current_task()
+
+        def take(answer: Answer | TrinamoError, result: bytes) -> None:
+            said: outcome.Outcome[tuple[Answer, bytes]]
+            if isinstance(answer, TrinamoError):
+                said = outcome.Error(answer)
+            else:
+                said = outcome.Value((answer, result))
+            trio.lowlevel.reschedule(task, said)
+
+        delivery = worker.post(envelope.id, envelope.instance_id, header, payload, take)
+
+        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            delivery.cancel(why_left())
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)
+        return answer
 
     def _encode(self, envelope: Envelope, payload: bytes) -> bytes:
         # The worker would hang up on more, and with it on every other request of this process.
@@ -139,19 +176,19 @@ class TcpRequestPlane:
             raise RequestError(
                 f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
             )
-        return encode_frame(header, payload)
+        return header
 
-    def _link(self, address: str) -> _Link:
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = _Link(self, address)
-            start_nameless(self._nursery, link.run)
-        return link
+    def _worker(self, address: str) -> _Worker:
+        worker = self._workers.get(address)
+        if worker is None or worker.is_spent:
+            worker = self._workers[address] = _Worker(self, address)
+            start_nameless(self._nursery, worker.run)
+        return worker
 
-    def forget(self, link: _Link) -> None:
-        """Drop a connection that ended, so that the next request makes a new one."""
-        if self._links.get(link.address) is link:
-            del self._links[link.address]
+    def forget(self, worker: _Worker) -> None:
+        """Drop a link that ended, so that the next request makes a new one."""
+        if self._workers.get(worker.address) is worker:
+            del self._workers[worker.address]
 
 
 @attrs.define(eq=False)
@@ -160,49 +197,68 @@ class _Delivery:
 
     request_id: str
     take: TakeAnswer
-    _link: _Link
+    _worker: _Worker
+    number: int = 0
+    """Of the message, if it is so long that it is sent in parts."""
 
     def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told so."""
-        self._link.drop(self, reason)
+        self._worker.drop(self, reason)
 
     def forget(self) -> None:
         """No answer is wanted any more; the worker is not told."""
-        self._link.drop(self, None)
-
-    def expire(self) -> None:
-        """The ACK has not come in time."""
-        self.cancel()
-        self.take(self._link.unanswered(), b"")
+        self._worker.drop(self, None)
 
 
-class _Link:
-    """One connection to one worker, from dialling to its end; a task of the plane."""
+class _Worker:
+    """One worker: the link to it, from dialling to its end, and who waits for its answers."""
 
     def __init__(self, plane: TcpRequestPlane, address: str) -> None:
         self.address = address
+        self.link: Link | None = None
+        self.ended = trio.Event()
+        """The link is lost, or was never made."""
         self._plane = plane
-        self._outbox = Outbox(plane.options.queue_bytes_max)
         self._waiting: dict[str, _Delivery] = {}
         self._instance_id = ""
         self._connected = trio.Event()
-        self._ended = trio.Event()
         self._error: TrinamoError | None = None
 
     @property
     def is_connected(self) -> bool:
-        """Whether it stands, or has stood; before that nothing was sent."""
+        """Whether the link stands, or has stood; before that nothing was sent."""
         return self._connected.is_set()
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether there are no more numbers for streams on the link, which stays for those it has."""
+        return self.link is not None and self.link.ids.newest > _STREAMS_MAX
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request can be sent now, without waiting for anything."""
+        link = self.link
+        return (
+            link is not None
+            and link.has_room_for_messages
+            and self._error is None
+            and not self.is_spent
+        )
+
     async def wait_connected(self) -> None:
-        """Return once the connection stands; raises what went wrong if it does not."""
+        """Return once the link stands; raises what went wrong if it does not."""
         await self._connected.wait()
         if self._error is not None:
             raise _copy(self._error)
 
-    async def wait_ended(self) -> None:
-        """Return once the connection is lost."""
-        await self._ended.wait()
+    async def wait_room(self) -> None:
+        """Return once a request can be sent; raises what went wrong if it never can."""
+        if self.link is None:
+            await self._connected.wait()
+        if self.link is not None and not self.link.has_room_for_messages:
+            await self.link.wait_room_for_messages()
+        if self._error is not None:
+            raise _copy(self._error)
 
     def check(self, instance_id: str) -> None:
         """Raise `ImpostorError` if it is not `instance_id` that greeted; empty: anyone will do."""
@@ -211,79 +267,43 @@ class _Link:
                 f"at {self.address} answers instance {self._instance_id}, not {instance_id}"
             )
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a request can be sent now, without waiting for anything."""
-        return (
-            self._connected.is_set()
-            and self._error is None
-            and self._outbox.queued_bytes < self._plane.options.queue_bytes_max
-        )
-
-    def post(self, request_id: str, instance_id: str, frame: bytes, take: TakeAnswer) -> _Delivery:
-        """Send a request; `take` gets its answer, or what became of the connection."""
+    def post(
+        self, request_id: str, instance_id: str, header: bytes, payload: bytes, take: TakeAnswer
+    ) -> _Delivery:
+        """Send a request; `take` gets its answer, or what became of the link."""
         self.check(instance_id)
         assert request_id not in self._waiting, f"request id {request_id} asked twice"
-        self._outbox.put_nowait(frame)
-        delivery = self._waiting[request_id] = _Delivery(request_id, take, self)
+        assert self.link is not None, "posted before it stood"
+        number = self.link.send_message(header, payload)
+        delivery = self._waiting[request_id] = _Delivery(request_id, take, self, number)
         return delivery
 
     def drop(self, delivery: _Delivery, reason: Reason | None) -> None:
         """Nobody wants the answer to `delivery`; does nothing once it has come.
 
-        The worker is told `reason`, if there is one.
+        The worker is told `reason`, if there is one; a request that is still on its way there just
+        stays away.
         """
-        if self._waiting.pop(delivery.request_id, None) is not None:
-            self._plane.acks.end(delivery)
-            if reason is not None:
-                self._outbox.put_nowait(encode_frame(encode_cancel(delivery.request_id, reason)))
-
-    def unanswered(self) -> DisconnectedError:
-        return self._plane.unanswered(self.address)
-
-    async def ask(
-        self, request_id: str, instance_id: str, frame: bytes, why_left: WhyLeft
-    ) -> tuple[Answer, bytes]:
-        if not self._connected.is_set():
-            await self._connected.wait()
-        if self._outbox.queued_bytes >= self._plane.options.queue_bytes_max:
-            await self._outbox.drain()
-        if self._error is not None:
-            raise _copy(self._error)
-        task = trio.lowlevel.current_task()
-
-        def take(answer: Answer | TrinamoError, result: bytes) -> None:
-            said: outcome.Outcome[tuple[Answer, bytes]]
-            if isinstance(answer, TrinamoError):
-                said = outcome.Error(answer)
-            else:
-                said = outcome.Value((answer, result))
-            trio.lowlevel.reschedule(task, said)
-
-        delivery = self.post(request_id, instance_id, frame, take)
-
-        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            delivery.cancel(why_left())
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)
-        return answer
+        if self._waiting.pop(delivery.request_id, None) is None or reason is None:
+            return
+        assert self.link is not None, "it was posted"
+        if not self.link.drop_message(delivery.number):
+            self.link.send_message(encode_cancel(delivery.request_id, reason), b"")
 
     async def run(self) -> None:
+        """Dial, and serve the link to its end."""
         error: TrinamoError = DisconnectedError(f"the connection to {self.address} ended")
+        options, home = self._plane.options, self._plane.home
         try:
             stream, self._instance_id = await dial_member(
-                self.address, self._plane.options, self._plane.env, Purpose.REQUESTS
+                self.address, options, self._plane.env, Purpose.REQUESTS
             )
             async with stream:
+                opened = _refuse if home is None else home.open
+                self.link = link = Link(stream, options, opened, taken=self._take)
                 self._connected.set()
-                async with open_nursery() as nursery:
-                    nursery.start_soon(self._write, stream, nursery.cancel_scope)
-                    try:
-                        await self._read(stream)
-                    except RemoteProtocolError as bad:
-                        error = bad
-                    nursery.cancel_scope.cancel()
+                await (link.run() if home is None else home.serve(link))
+                error = link.fault or error
         except ConnectError as failed:
             error = failed
         finally:
@@ -293,34 +313,10 @@ class _Link:
         self._plane.forget(self)
         self._error = error if isinstance(error, ConnectError) else ConnectError(error.message)
         self._connected.set()
-        self._ended.set()
-        self._outbox.discard()
+        self.ended.set()
         waiting, self._waiting = self._waiting, {}
         for delivery in waiting.values():
-            self._plane.acks.end(delivery)
             delivery.take(_copy(error), b"")
-
-    async def _write(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-        try:
-            await self._outbox.run(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            scope.cancel()
-
-    async def _read(self, stream: trio.SocketStream) -> None:
-        options = self._plane.options
-        decoder = FrameDecoder(
-            header_bytes_max=options.header_bytes_max, data_bytes_max=options.data_bytes_max
-        )
-        unfinished = options.unfinished(decoder)
-        try:
-            while data := await unfinished.receive(stream.socket):
-                for header, result in decoder.feed(data):
-                    self._take(header, result)
-                decoder.check()
-        except (OSError, trio.ClosedResourceError):
-            pass
-        finally:
-            unfinished.close()
 
     def _take(self, header: bytes, result: bytes) -> None:
         answer: Answer | TrinamoError
@@ -334,12 +330,16 @@ class _Link:
                 raise
         else:
             if not request_id:
-                # An answer to no request: the worker calls our bytes malformed.
+                # An answer to no request: the worker calls one of ours malformed.
                 raise RemoteProtocolError(f"turned away: {answer.message}")
         delivery = self._waiting.pop(request_id, None)
         if delivery is not None:
-            self._plane.acks.end(delivery)
             delivery.take(answer, result)
+
+
+def _refuse(link: Link, stream: int, _: Opening) -> None:
+    refusal = Refused("unknown_subject", "this process takes no streams")
+    link.send_frame(encode_event(stream, refusal))
 
 
 def _copy(error: TrinamoError) -> TrinamoError:
@@ -348,8 +348,13 @@ def _copy(error: TrinamoError) -> TrinamoError:
 
 
 @asynccontextmanager
-async def open_request_plane(options: TcpOptions, env: Env) -> AsyncIterator[TcpRequestPlane]:
-    """The caller's request plane; leaving it closes every connection."""
+async def open_request_plane(
+    options: TcpOptions, env: Env, home: TcpStreamServer | None = None
+) -> AsyncIterator[TcpRequestPlane]:
+    """The caller's request plane; leaving it closes every link.
+
+    `home` takes the streams that answer requests; without it the plane carries unary requests alone.
+    """
     async with open_nursery() as nursery:
-        yield TcpRequestPlane(options, env, nursery)
+        yield TcpRequestPlane(options, env, nursery, home)
         nursery.cancel_scope.cancel()

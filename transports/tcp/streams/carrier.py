@@ -2,7 +2,7 @@
 
 A *driver* is one end of one stream: it steps the table, and knows the request. A *carrier* is what
 streams travel on: a connection of their own (`dedicated/`), or a link that they share
-(`multiplexed/`). A driver speaks into its *lane*, and is told by the carrier what comes.
+(`link.py`). A driver speaks into its *lane*, and is told by the carrier what comes.
 """
 
 from __future__ import annotations

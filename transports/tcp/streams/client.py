@@ -20,7 +20,7 @@ from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo
 from ..sockets import TcpOptions
 from .dedicated.worker import open_input, open_response
 from .input_receiver import InputReceiver
-from .multiplexed.worker import LinkedInput, LinkedResponse, WorkerLinks
+from .linked import LinkedInput, LinkedResponse, WorkerLinks
 from .response_sender import TcpResponseSender
 
 T = TypeVar("T")

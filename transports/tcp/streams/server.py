@@ -2,7 +2,7 @@
 
 `TcpStreamServer` listens on one port for the whole process. A subject is registered before the
 envelope that names it is sent, and taken once. Each accepted connection is one task in the
-server's nursery: a link, on which a worker opens streams (`multiplexed/link.py`), or the connection
+server's nursery: a link, on which a worker opens streams (`link.py`), or the connection
 of one stream (`dedicated/caller.py`). The first byte tells which.
 """
 
@@ -37,7 +37,7 @@ from ..greeting import welcome
 from ..sockets import TcpOptions, open_listener
 from .dedicated.caller import serve_input, serve_response
 from .input_registration import InputRegistration
-from .multiplexed.link import Link
+from .link import Link
 from .response_registration import ResponseRegistration
 from .subject import OpenSubject
 
@@ -151,12 +151,7 @@ class TcpStreamServer:
     async def _serve(self, stream: trio.SocketStream, called: _Called | None) -> None:
         """One connection that was greeted, to its close. Never raises on peer input."""
         if called is None:
-            link = Link(stream, self.options, self._open)
-            self._links[link] = None
-            try:
-                await link.run()
-            finally:
-                del self._links[link]
+            await self.serve(Link(stream, self.options, self.open))
             return
         handshake, rest, options = called.handshake, called.rest, self.options
         try:
@@ -170,7 +165,15 @@ class TcpStreamServer:
         else:
             await serve_input(registration, stream, options, handshake, rest)
 
-    def _open(self, link: Link, stream: int, opening: Opening) -> None:
+    async def serve(self, link: Link) -> None:
+        """A link on which our streams are opened, to its end. Never raises on peer input."""
+        self._links[link] = None
+        try:
+            await link.run()
+        finally:
+            del self._links[link]
+
+    def open(self, link: Link, stream: int, opening: Opening) -> None:
         """A worker opens a stream: what it says goes to who waits for it."""
         try:
             registration = self._take(opening.handshake)

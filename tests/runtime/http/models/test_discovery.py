@@ -44,6 +44,9 @@ class Reachable:
     ) -> Delivery | None:
         return None
 
+    async def wait_room(self, address: str) -> bool:
+        return False
+
     async def send(
         self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
     ) -> Answer:

@@ -124,8 +124,8 @@ def test_a_name_that_was_changed_on_the_way_is_refused() -> None:
     ("change", "why"),
     [
         (lambda hello: b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n"[: len(hello)], "another protocol"),
-        (lambda hello: hello.replace(b"\n\x01", b"\n\x02", 1), "another version"),
-        (lambda hello: hello.replace(b"\n\x01\0\0", b"\n\x01\0\1", 1), "another version"),
+        (lambda hello: hello.replace(b"\n\x02", b"\n\x01", 1), "another version"),
+        (lambda hello: hello.replace(b"\n\x02\0\0", b"\n\x02\0\1", 1), "another version"),
     ],
 )
 def test_another_protocol_version_or_flag_is_refused_without_a_word(change, why: str) -> None:  # type: ignore[no-untyped-def]

@@ -148,7 +148,10 @@ async def test_a_worker_that_breaks_its_link_loses_its_streams_and_nobody_else_s
             assert type(error) is RemoteProtocolError
             assert type((await collect(too.channel))[1]) is RemoteProtocolError
             kill = Kill(Reason.PROTOCOL_ERROR)
-            assert await link.hear_all() == [(1, kill), (2, kill)]
+            *killed, (stream, last) = await link.hear_all()
+            assert killed == [(1, kill), (2, kill)]
+            assert isinstance(last, Refused)
+            assert (stream, last.code) == (0, "bad_link")
             good.send_nowait(b"unharmed")
             good.finish()
         assert await collect(other.channel) == ([b"unharmed"], None)

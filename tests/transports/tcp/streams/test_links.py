@@ -103,7 +103,7 @@ async def test_an_idle_link_is_closed_and_the_next_stream_dials_another() -> Non
 async def test_a_link_without_another_id_is_retired_and_ends_with_its_streams(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "_U32_MAX", 2)
+    monkeypatch.setattr(multiplex, "_STREAM_MAX", 2)
     with home.server.register(Context("r")) as registration:
         async with home.call(registration.connection) as sender:
             await one_item(home)

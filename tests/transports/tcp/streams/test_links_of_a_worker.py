@@ -12,14 +12,14 @@ import trio.testing
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.transports.tcp.sockets import TcpOptions
-from trinamo.transports.tcp.streams.multiplexed import worker
-from trinamo.transports.tcp.streams.multiplexed.worker import WorkerLinks
+from trinamo.transports.tcp.streams import linked
+from trinamo.transports.tcp.streams.linked import WorkerLinks
 
 
 class StandingLink:
     """A link that stands until it is told."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.takes_streams = True
         self.may_end = trio.Event()
 
@@ -35,8 +35,8 @@ async def dialled(*_: object) -> tuple[Any, None]:
 async def test_a_full_link_that_ends_leaves_its_successor_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "dial_member", dialled)
-    monkeypatch.setattr(worker, "Link", StandingLink)
+    monkeypatch.setattr(linked, "dial_member", dialled)
+    monkeypatch.setattr(linked, "Link", StandingLink)
     async with trio.open_nursery() as nursery:
         links = WorkerLinks(TcpOptions(), RealEnv(), nursery)
         first: Any = await links.wait_ready("caller", Context("1"))

@@ -1,8 +1,10 @@
-"""The worker's links: one to each caller, dialled when it is first called, and the streams opened on them."""
+"""The worker's streams on links: on the one that a request came by, or on one dialled to call home."""
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Protocol
 
 import trio
 
@@ -15,16 +17,64 @@ from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
 
-from ...greeting import dial_member
-from ...sockets import TcpOptions
-from ..input_receiver import InputReceiver
-from ..response_sender import TcpResponseSender
+from ..greeting import dial_member
+from ..sockets import TcpOptions
+from .input_receiver import InputReceiver
 from .lane import LinkLane
 from .link import Link
+from .response_sender import TcpResponseSender
+
+
+class Links(Protocol):
+    """Where a worker finds the link to open a stream on."""
+
+    def ready(self, address: str) -> Link | None:
+        """The link to the caller at `address`, if it stands and takes one more stream."""
+        ...
+
+    async def wait_ready(self, address: str, context: Context) -> Link:
+        """The same, waiting for it if it can come.
+
+        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
+        killed before that.
+        """
+        ...
+
+
+class AnsweringLink:
+    """A `CallHome` on the link that the request came by: nobody is dialled, and nothing waited for."""
+
+    def __init__(self, link: Link, options: TcpOptions) -> None:
+        self._link = link
+        self._options = options
+
+    def call_home(
+        self, connection: ConnectionInfo, context: Context
+    ) -> AbstractAsyncContextManager[TcpResponseSender]:
+        """Open the response stream; see `TcpClient`."""
+        return LinkedResponse(self, self._options, connection, context)
+
+    def receive_input(
+        self, connection: ConnectionInfo, context: Context
+    ) -> AbstractAsyncContextManager[InputReceiver]:
+        """Open the request stream; see `TcpClient`."""
+        return LinkedInput(self, self._options, connection, context)
+
+    def ready(self, address: str) -> Link | None:  # noqa: ARG002 -- there is but one
+        """The link, unless it is lost."""
+        return self._link if self._link.takes_streams else None
+
+    async def wait_ready(self, address: str, context: Context) -> Link:  # noqa: ARG002 -- there is but one
+        """The link; it is not dialled again."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        _check_killed(context)
+        if not self._link.takes_streams:
+            raise ConnectError("the connection that the request came by was lost")
+        return self._link
 
 
 class WorkerLinks:
-    """The links of one worker, by the address of the caller at their other end."""
+    """The links that one worker has dialled, by the address of the caller at their other end."""
 
     def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
         self._options = options
@@ -51,10 +101,7 @@ class WorkerLinks:
             start_nameless(self._nursery, self._run, address, held)
         with context.cancelled_by_kill():
             await held.settled.wait()
-        if context.is_killed:
-            raise KilledError(
-                "killed before the caller could be called", reason=str(context.reason)
-            )
+        _check_killed(context)
         if held.error is not None:
             # An exception of its own for every stream: a shared one would mix their tracebacks.
             raise type(held.error)(held.error.message)
@@ -79,7 +126,7 @@ class WorkerLinks:
         try:
             stream, _ = await dial_member(address, self._options, self._env, Purpose.STREAMS)
             async with stream:
-                held.link = Link(stream, self._options)
+                held.link = Link(stream, self._options, idle_s=self._options.idle_s)
                 held.settled.set()
                 await held.link.run()
         except ConnectError as error:
@@ -89,6 +136,11 @@ class WorkerLinks:
             if self._links.get(address) is held:
                 del self._links[address]
             held.settled.set()
+
+
+def _check_killed(context: Context) -> None:
+    if context.is_killed:
+        raise KilledError("killed before the caller could be called", reason=str(context.reason))
 
 
 class _Dialled:
@@ -122,7 +174,7 @@ class _Linked:
 
     def __init__(
         self,
-        links: WorkerLinks,
+        links: Links,
         options: TcpOptions,
         connection: ConnectionInfo,
         context: Context,

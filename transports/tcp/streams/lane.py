@@ -14,7 +14,7 @@ from trinamo.runtime.protocol.streams.credit import SendCredit
 from trinamo.runtime.protocol.streams.link_frames import encode_credit, encode_event
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
 
-from ..carrier import Driver, ItemLane
+from .carrier import Driver, ItemLane
 
 _log = logging.getLogger("trinamo.tcp")
 

@@ -1,4 +1,8 @@
-"""A link: one connection between two processes, and the streams on it.
+"""A link: one connection between two processes, the streams on it, and the requests for them.
+
+Both its ends are alike, but one asks and one serves: the caller's sends requests, the worker's opens
+streams and answers. Who has dialled is another matter: the caller, or, for requests over NATS, the
+worker that calls home.
 
 Two tasks, whatever the number of streams: the reader gives what one `recv` brings to each stream's
 driver, in plain calls; the writer wakes once for all that was put meanwhile, and sends it in one
@@ -15,8 +19,14 @@ import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.streams.control import Control
-from trinamo.runtime.protocol.streams.link_frames import Credit, Opening
+from trinamo.runtime.protocol.streams.control import Control, Refused
+from trinamo.runtime.protocol.streams.link_frames import (
+    Credit,
+    Kind,
+    Message,
+    Opening,
+    encode_event,
+)
 from trinamo.runtime.protocol.streams.multiplex import (
     Arrival,
     Demultiplexer,
@@ -24,47 +34,70 @@ from trinamo.runtime.protocol.streams.multiplex import (
     StreamIds,
 )
 
-from ...sending import Promptly
-from ...sockets import TcpOptions
-from ..carrier import Driver
+from ..sending import Promptly
+from ..sockets import TcpOptions
+from .carrier import Driver
 from .lane import LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
 
 
 class Link:
-    """One end of a link, both alike but for who opens streams, which is the worker."""
+    """One end of a link: the caller's if it is told what to do when a stream is `opened`, else the worker's.
+
+    `taken` gets the messages of the other end, as `(header, payload)`: a worker's the requests, a
+    caller's the answers; an end without it takes none. What it raises is the peer's fault. Without a
+    stream for `idle_s` the link is closed.
+    """
 
     def __init__(
         self,
         stream: trio.SocketStream,
         options: TcpOptions,
         opened: Callable[[Link, int, Opening], None] | None = None,
+        *,
+        taken: Callable[[bytes, bytes], None] | None = None,
+        idle_s: float = inf,
     ) -> None:
         self._stream = stream
         self._options = options
         self._opened = opened
-        """What the caller's end does when a stream is opened; a worker's has nobody to be opened by."""
+        self._taken = taken
+        self._sends, self._takes = (
+            (Kind.ANSWER, Kind.REQUEST) if opened is None else (Kind.REQUEST, Kind.ANSWER)
+        )
+        self.idle_s = idle_s
+        self.fault: RemoteProtocolError | None = None
+        """What the peer did to end it, if it did something wrong."""
         self.ids = StreamIds()
         self.lanes: dict[int, LinkLane] = {}
         """The streams that are open."""
         self.is_closed = False
         """Nothing more is sent: it is lost, or was closed."""
         self._mux = Multiplexer()
-        self._demux = Demultiplexer(self.lanes, self.ids, item_bytes_max=options.data_bytes_max)
+        self._demux = Demultiplexer(
+            self.lanes,
+            self.ids,
+            item_bytes_max=options.data_bytes_max,
+            header_bytes_max=options.header_bytes_max,
+        )
         self._waiting: dict[LinkLane, None] = {}
         """Streams that were told that there is no room."""
+        self._room = trio.lowlevel.ParkingLot()
+        """Who waits for messages to be sent."""
         self._writer: trio.lowlevel.Task | None = None
         self._sending_since = inf
         self._idle_since = trio.current_time()
         self._is_ending = False
+        self._is_turned_away = False
+        """The peer has said what was wrong with our frames, and wants to hear nothing more."""
         self._scope = trio.CancelScope()
 
     # --- streams ---
 
     @property
     def takes_streams(self) -> bool:
-        """Whether a worker may open another stream on it."""
+        """Whether another stream may be opened on it."""
         return not (self.is_closed or self._is_ending or self.ids.is_exhausted)
 
     def add(self, stream: int, window_bytes: int) -> LinkLane:
@@ -116,6 +149,31 @@ class Link:
         """Tell `lane` when the writer has sent what waits."""
         self._waiting[lane] = None
 
+    def send_message(self, header: bytes, payload: bytes) -> int:
+        """Send a request, or an answer; the number of a long one, to `drop_message` it by, else 0."""
+        if self.is_closed:
+            return 0
+        number = self._mux.add_message(self._sends, header, payload)
+        self._wake()
+        return number
+
+    def drop_message(self, number: int) -> bool:
+        """Nobody wants the rest of a message; whether it was still on its way, so that it never arrives."""
+        is_dropped = not self.is_closed and self._mux.drop_message(number)
+        if is_dropped:
+            self._wake()
+        return is_dropped
+
+    @property
+    def has_room_for_messages(self) -> bool:
+        """Whether one may be sent now, be it a long one."""
+        return self.has_room and self._mux.takes_messages
+
+    async def wait_room_for_messages(self) -> None:
+        """Return once there is, or the link is over. Safe to cancel."""
+        while not (self.has_room_for_messages or self.is_closed):
+            await self._room.park()
+
     def _wake(self) -> None:
         if self._writer is not None:
             task, self._writer = self._writer, None
@@ -134,7 +192,7 @@ class Link:
 
     async def run(self) -> None:
         """Serve it to its end; then no stream of it is left. Never raises on peer input."""
-        why, fault = "this end of the link closed", None
+        why = "this end of the link closed"
         try:
             with self._scope:
                 async with open_nursery() as nursery:
@@ -145,13 +203,13 @@ class Link:
                     nursery.cancel_scope.cancel()
         except RemoteProtocolError as error:
             _log.warning("a link broke the protocol: %s", error)
-            fault = error
+            self.fault = error
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             why = "the link broke"
         finally:
-            self._lost(why, fault)
-        if fault is not None and self._sending_since == inf:
-            await self._say_last()
+            self._lost(why, self.fault)
+        if self.fault is not None and self._sending_since == inf:
+            await self._say_last(self.fault)
 
     def _lost(self, why: str, fault: RemoteProtocolError | None) -> None:
         """Its streams are lost with it, each by itself."""
@@ -165,9 +223,12 @@ class Link:
             lane.discard()
         self.is_closed = True
         self._waiting.clear()
+        self._room.unpark_all()
 
-    async def _say_last(self) -> None:
-        """What the streams had to say about the fault."""
+    async def _say_last(self, fault: RemoteProtocolError) -> None:
+        """What the streams had to say about the fault, and what it was."""
+        if not self._is_turned_away:
+            self._mux.add(encode_event(0, Refused("bad_link", fault.message)))
         data, _ = self._mux.take()
         try:
             with trio.move_on_after(self._options.linger_s):
@@ -197,8 +258,7 @@ class Link:
                 lane = self.lanes.get(stream)
                 if lane is not None:
                     lane.parts_sent()
-            if self._waiting:
-                self._make_room()
+            self._make_room()
             if not mux.is_empty:
                 # Long items would keep the socket, and the loop, to themselves.
                 await trio.lowlevel.checkpoint()
@@ -218,14 +278,18 @@ class Link:
         self._sending_since = inf
 
     def _make_room(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for lane in waiting:
-            lane.room_again()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for lane in waiting:
+                lane.room_again()
+        if self._room:
+            self._room.unpark_all()
 
     async def _read(self) -> None:
         socket, buffer_bytes = self._stream.socket, self._options.buffer_bytes
         demux = self._demux
         unfinished = self._options.unfinished(demux)
+        answer_bytes_max = self._options.queue_bytes_max
         try:
             while True:
                 if demux.pending_bytes or unfinished.is_held:
@@ -236,6 +300,9 @@ class Link:
                     return
                 for arrival in demux.feed(data):
                     self._deliver(arrival)
+                while self._opened is None and self._mux.message_bytes >= answer_bytes_max:
+                    # Whoever asks on without reading its answers must not fill our memory.
+                    await self._room.park()
         finally:
             unfinished.close()
 
@@ -245,6 +312,11 @@ class Link:
         if lane is None:
             if isinstance(what, Opening):
                 self._open(stream, what)
+            elif isinstance(what, Message):
+                self._take(what)
+            elif isinstance(what, Refused):
+                self._is_turned_away = True
+                raise RemoteProtocolError(f"turned away: {what.message}")
             return
         driver = lane.driver
         assert driver is not None
@@ -262,14 +334,14 @@ class Link:
         self,
         lane: LinkLane,
         driver: Driver,
-        what: list[bytes] | Control | Opening | Credit | RemoteProtocolError,
+        what: list[bytes] | Control | Opening | Credit | Message | RemoteProtocolError,
     ) -> None:
         if isinstance(what, Credit):
             lane.grant(what.given_bytes)
         elif isinstance(what, RemoteProtocolError):
             raise what
         else:
-            assert not isinstance(what, (Opening, list))
+            assert not isinstance(what, (Opening, Message, list))
             driver.receive(what)
 
     def _open(self, stream: int, opening: Opening) -> None:
@@ -277,15 +349,19 @@ class Link:
             raise RemoteProtocolError("a caller opens a stream")
         self._opened(self, stream, opening)
 
+    def _take(self, message: Message) -> None:
+        if message.kind is not self._takes or self._taken is None:
+            raise RemoteProtocolError(f"a link that takes no {message.kind.name.lower()}s")
+        self._taken(message.header, message.payload)
+
     async def _watch(self) -> None:
-        """End it if its peer takes nothing; close the worker's end if it is idle."""
+        """End it if its peer takes nothing; close it if it is idle."""
         options = self._options
-        is_worker = self._opened is None
         while True:
             now = trio.current_time()
             idle_at = inf
-            if is_worker and not self.lanes and not self._is_ending:
-                idle_at = self._idle_since + options.idle_s
+            if not self.lanes and not self._is_ending:
+                idle_at = self._idle_since + self.idle_s
             stalled_at = self._sending_since + options.send_timeout_s
             if stalled_at <= now:
                 _log.warning(
@@ -295,5 +371,5 @@ class Link:
             if idle_at <= now:
                 self.close()
                 idle_at = inf
-            soon = now + min(options.send_timeout_s, options.idle_s)
+            soon = now + min(options.send_timeout_s, self.idle_s)
             await trio.sleep_until(min(idle_at, stalled_at, soon))
