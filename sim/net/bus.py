@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -115,6 +115,11 @@ def dice(
     return rule
 
 
+def verdict_on(message: Message, rules: Iterable[Rule]) -> Verdict:
+    """What becomes of a message by the first rule that says anything; it arrives if none does."""
+    return next(filter(None, (rule(message) for rule in rules)), Verdict())
+
+
 class _Inbox:
     """What arrived for one host on one channel and was not read."""
 
@@ -158,7 +163,7 @@ class Bus:
             channel=channel,
             payload=_traced(payload),
         )
-        verdict = self._verdict(message)
+        verdict = verdict_on(message, self.rules)
         if verdict.is_held:
             self._held.append(message)
             self._tell("held", message)
@@ -197,13 +202,6 @@ class Bus:
         for message in held:
             self._launch(message, Verdict())
         return len(held)
-
-    def _verdict(self, message: Message) -> Verdict:
-        for rule in self.rules:
-            verdict = rule(message)
-            if verdict is not None:
-                return verdict
-        return Verdict()
 
     def _launch(self, message: Message, verdict: Verdict) -> None:
         source, destination = message.source, message.destination

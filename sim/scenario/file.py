@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -114,22 +114,23 @@ class _Reader:
                 return line_number
         return found
 
-    def _unknown(
-        self, header: str, number: int, key: str, what: str, word: str, known: Iterable[str]
-    ) -> ConfigError:
+    def _check_word(
+        self, header: str, number: int, key: str, what: str, word: str, known: Collection[str]
+    ) -> None:
+        if word in known:
+            return
         words = sorted(map(str, known))
         near = get_close_matches(word, words, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}"
-        return self._fail(header, number, key, f"unknown {what} {word!r}; {hint}")
+        raise self._fail(header, number, key, f"unknown {what} {word!r}; {hint}")
 
     # --- tables ----------------------------------------------------------------------------
 
     def _check_keys(
-        self, table: Mapping[str, Any], known: Iterable[str], header: str, number: int = 0
+        self, table: Mapping[str, Any], known: Collection[str], header: str, number: int = 0
     ) -> None:
         for key in table:
-            if key not in known:
-                raise self._unknown(header, number, key, "key", key, known)
+            self._check_word(header, number, key, "key", key, known)
 
     def _build(
         self, cls: type[T], table: Mapping[str, Any], header: str, number: int = 0, **more: Any
@@ -170,12 +171,11 @@ class _Reader:
         for key in ("name", "about"):
             if not isinstance(table.get(key), str):
                 raise self._fail("", 0, key, f"{key} is missing: a text is needed")
-        policy = table.get("policy")
-        if policy is not None and policy not in get_args(Policy):
-            raise self._unknown("", 0, "policy", "policy", str(policy), get_args(Policy))
-        streams = table.get("streams")
-        if streams is not None and streams not in [*Carrier]:
-            raise self._unknown("", 0, "streams", "carrier", str(streams), [*Carrier])
+        policy, streams = table.get("policy"), table.get("streams")
+        if policy is not None:
+            self._check_word("", 0, "policy", "policy", str(policy), get_args(Policy))
+        if streams is not None:
+            self._check_word("", 0, "streams", "carrier", str(streams), [*Carrier])
         cluster = self._cluster(table)
         byzantines = tuple(
             self._byzantine(each, number, cluster)
@@ -234,14 +234,13 @@ class _Reader:
 
     def _check_host(self, header: str, number: int, key: str, name: str, hosts: list[str]) -> None:
         if not any(fnmatchcase(host, name) for host in hosts):
-            raise self._unknown(header, number, key, "host", name, hosts)
+            self._check_word(header, number, key, "host", name, hosts)
 
     def _byzantine(
         self, table: dict[str, Any], number: int, cluster: ClusterPlan
     ) -> ByzantineClient:
         byzantine = self._build(ByzantineClient, table, "byzantine", number)
-        if byzantine.act not in ACTS:
-            raise self._unknown("byzantine", number, "act", "act", byzantine.act, ACTS)
+        self._check_word("byzantine", number, "act", "act", byzantine.act, ACTS)
         self._check_host("byzantine", number, "to", byzantine.to, host_names(cluster))
         return byzantine
 
@@ -263,9 +262,8 @@ class _Reader:
 
     def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)
-        word = FAULTS.get(fault.do)
-        if word is None:
-            raise self._unknown("fault", number, "do", "fault", fault.do, FAULTS)
+        self._check_word("fault", number, "do", "fault", fault.do, FAULTS)
+        word = FAULTS[fault.do]
         if word.has_host:
             self._check_host("fault", number, "on", fault.on, hosts)
         if word.has_link:
@@ -273,8 +271,8 @@ class _Reader:
         if (fault.at is None) == (not fault.after_note):
             raise self._fail("fault", number, "do", "give exactly one of at and after_note")
         kind, _, nth = fault.after_note.partition("#")
-        if kind and kind not in NOTES:
-            raise self._unknown("fault", number, "after_note", "note", kind, NOTES)
+        if kind:
+            self._check_word("fault", number, "after_note", "note", kind, NOTES)
         if nth and not (nth.isdecimal() and int(nth) > 0):
             raise self._fail("fault", number, "after_note", f"#{nth} is no number from 1 on")
         return fault
@@ -282,23 +280,19 @@ class _Reader:
     def _expect(self, table: Mapping[str, Any]) -> Expect:
         expect = self._build(Expect, self._table(table, "expect"), "expect")
         for invariant in expect.invariants:
-            if invariant not in INVARIANTS:
-                raise self._unknown("expect", 0, "invariants", "invariant", invariant, INVARIANTS)
+            self._check_word("expect", 0, "invariants", "invariant", invariant, INVARIANTS)
         burst = (expect.burst_note,) if expect.burst_note else ()
         for key, kinds in (
             ("notes", expect.notes), ("never", expect.never), ("burst_note", burst)
         ):  # fmt: skip
             for kind in kinds:
-                if kind not in NOTES:
-                    raise self._unknown("expect", 0, key, "note", kind, NOTES)
+                self._check_word("expect", 0, key, "note", kind, NOTES)
         return expect
 
     def _mutant(self, table: dict[str, Any], number: int) -> Mutant:
         mutant = self._build(Mutant, table, "mutant", number)
-        if mutant.bug not in BUGS:
-            raise self._unknown("mutant", number, "bug", "bug", mutant.bug, BUGS)
-        if mutant.finds not in INVARIANTS:
-            raise self._unknown("mutant", number, "finds", "invariant", mutant.finds, INVARIANTS)
+        self._check_word("mutant", number, "bug", "bug", mutant.bug, BUGS)
+        self._check_word("mutant", number, "finds", "invariant", mutant.finds, INVARIANTS)
         return mutant
 
 

@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from ..core.world import World
-from ..net.bus import DROP, Message, Rule, Verdict
+from ..net.bus import DROP, Message, Rule, Verdict, verdict_on
 from .wire import Reply
 
 Deliver = Callable[[], None]
@@ -106,7 +106,7 @@ class Interceptor:
             size,
             self._world.current_time(),
         )
-        verdict = self._verdict(message)
+        verdict = verdict_on(message, self.rules)
         if verdict.is_held:
             # In its own context, so that what it starts belongs to the service's process.
             self._held.append((copy_context(), deliver))
@@ -150,10 +150,3 @@ class Interceptor:
     def forget(self) -> None:
         """The process died: what was held back is lost."""
         self._held.clear()
-
-    def _verdict(self, message: Message) -> Verdict:
-        for rule in self.rules:
-            verdict = rule(message)
-            if verdict is not None:
-                return verdict
-        return Verdict()
