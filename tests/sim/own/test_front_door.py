@@ -7,7 +7,12 @@ import subprocess
 import sys
 
 SHOW = "import json, sys, trinamo.sim; print(json.dumps(sorted(sys.modules)))"
-OURS = {"trinamo.runtime.env", "trinamo.runtime.logs.text", "trinamo.runtime.nurseries"}
+OURS = {
+    "trinamo.runtime.config.keys",
+    "trinamo.runtime.env",
+    "trinamo.runtime.logs.text",
+    "trinamo.runtime.nurseries",
+}
 """All that the simulator itself takes from the runtime, beside the packages these stand in."""
 ROOMS = {"core", "isolation", "net", "checkers", "explore", "own", "errors", "faults"}
 HEAVY = {"asyncio", "unittest", "email", "numpy", "grpc", "nats", "hypercorn", "starlette", "httpx"}
