@@ -304,9 +304,14 @@ class Inference:
                 )
 
             def tell(instance_id: str, cached_blocks: int | None) -> None:
+                """The answer comes from there; until its first byte is sent, the last one counts."""
                 queue.took(ticket)
                 if ticket.sees_workers:
-                    _tell_worker(headers, instance_id, cached_blocks)
+                    told = (WORKER_HEADER, CACHED_BLOCKS_HEADER)
+                    headers[:] = [each for each in headers if each[0] not in told]
+                    headers.append((WORKER_HEADER, instance_id.encode()))
+                    if cached_blocks is not None:
+                        headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
 
             return engine.directed(worker, tell).forward
         if name is not None:
@@ -330,12 +335,3 @@ class Inference:
             return PassedBody(to)
         ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
         return PassedEvents(to, ends_with_done=ends_with_done)
-
-
-def _tell_worker(headers: Headers, instance_id: str, cached_blocks: int | None) -> None:
-    """The answer has come from `instance_id`; until its first byte is sent, the last one counts."""
-    told = (WORKER_HEADER, CACHED_BLOCKS_HEADER)
-    headers[:] = [each for each in headers if each[0] not in told]
-    headers.append((WORKER_HEADER, instance_id.encode()))
-    if cached_blocks is not None:
-        headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))

@@ -247,7 +247,8 @@ class Delivery:
         if self._context.cut_by or (error is None and scope.cancelled_caught):
             error = self._why_cut()
         self._is_made = True
-        if self._may_wait and type(error) is OverloadedError and self._is_untouched(error):
+        is_touched = self._context.is_stopped or exchange.is_gone
+        if self._may_wait and type(error) is OverloadedError and error.definite and not is_touched:
             self._record.outcome, self._record.detail = SENT_BACK, error.message
             forget_frames(caught)
             return
@@ -260,9 +261,6 @@ class Delivery:
         finally:
             if self._record.fault is None:
                 forget_frames(caught)
-
-    def _is_untouched(self, error: OverloadedError) -> bool:
-        return error.definite and not (self._context.is_stopped or self._exchange.is_gone)
 
     def _client_left(self) -> None:
         self._record.disconnected()

@@ -123,7 +123,14 @@ class Traces:
         fitting = [each for each in kept if _is_of(each.request_id, root) or _has_job(each, root)]
         return ProcessView(
             process=self._process,
-            traces=[_trace_view(each, offset) for each in fitting[-FOUND_MAX:]],
+            traces=[
+                TraceView(
+                    request_id=each.request_id,
+                    legs=[_leg_view(leg, offset) for leg in each.legs],
+                    legs_left_out=each.legs_left_out,
+                )
+                for each in fitting[-FOUND_MAX:]
+            ],
             requests_max=self.requests_max,
         )
 
@@ -131,14 +138,6 @@ class Traces:
         """The ids of the last requests."""
         ids = dict.fromkeys(root_of(each.request_id) for each in reversed(self._ring))
         return RecentView(request_ids=list(ids)[:RECENT_MAX])
-
-
-def _trace_view(trace: Trace, offset: float) -> TraceView:
-    return TraceView(
-        request_id=trace.request_id,
-        legs=[_leg_view(leg, offset) for leg in trace.legs],
-        legs_left_out=trace.legs_left_out,
-    )
 
 
 def _leg_view(leg: Leg, offset: float) -> LegView:

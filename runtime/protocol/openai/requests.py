@@ -116,7 +116,12 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
         self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
     ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
-        self._refuse_unsupported()
+        _refuse_shared(self)
+        refuse(self.functions, "functions")
+        refuse(self.function_call, "function_call", harmless=("none", "auto"))
+        refuse(self.modalities, "modalities", harmless=(["text"],))
+        refuse(self.audio, "audio")
+        refuse(self.web_search_options, "web_search_options", empty_is_harmless=False)
         tokens_max = self.max_completion_tokens
         tools, names = tools_text(self.tools)
         return GenerateRequest(
@@ -134,14 +139,6 @@ class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
         return len(self.messages) + len(self.tools) + len(self.response_format)
-
-    def _refuse_unsupported(self) -> None:
-        _refuse_shared(self)
-        refuse(self.functions, "functions")
-        refuse(self.function_call, "function_call", harmless=("none", "auto"))
-        refuse(self.modalities, "modalities", harmless=(["text"],))
-        refuse(self.audio, "audio")
-        refuse(self.web_search_options, "web_search_options", empty_is_harmless=False)
 
 
 class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
@@ -217,7 +214,13 @@ def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | 
     """The prompt as text or as token ids: exactly one of the two is not None."""
     kinds = _list_starts(raw)
     if kinds in ('["', "[["):
-        raw = _only_one(raw)
+        try:
+            # Without a look at any second.
+            (raw,) = _single_decoder.decode(raw)
+        except msgspec.ValidationError:
+            raise RequestError(
+                "'prompt' holds several prompts; send one request for each", param="prompt"
+            ) from None
         kinds = _list_starts(raw)
     if kinds == '"':
         prompt = decode_part(_text_decoder, raw, "prompt")
@@ -246,17 +249,6 @@ def _list_starts(raw: Raw) -> str:
     """The first character of a JSON value, and of its first item if it is a list."""
     found = _LIST_START.match(raw)
     return "" if found is None else b"".join(found.groups(b"")).decode("latin-1")
-
-
-def _only_one(raw: Raw) -> Raw:
-    """The one item of a list, without a look at any second."""
-    try:
-        (item,) = _single_decoder.decode(raw)
-    except msgspec.ValidationError:
-        raise RequestError(
-            "'prompt' holds several prompts; send one request for each", param="prompt"
-        ) from None
-    return item
 
 
 def _refuse_shared(request: _SharedRequest) -> None:
