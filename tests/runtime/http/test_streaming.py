@@ -117,7 +117,9 @@ class Served:
             to = Recipient(exchange, record, [], kept, 1 << 19, self.tokens_max)
             sink = self.sink_type(to, make_form)
             delivery = Delivery(exchange, sink, self.context, record, self.config, answer_error)
-            await delivery.run(lambda _, __, sink: forward(sink), GenerateRequest(model="m"))
+            await delivery.run(
+                lambda _, __, sink: forward(sink), GenerateRequest(model="m", prompt="a")
+            )
         self.outcome = record.outcome
 
     def value(self, name: str) -> float:
