@@ -403,7 +403,8 @@ async def open_request(
     except ValueError:
         parts, host, port = urlsplit(""), None, None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if parts.scheme not in PORTS or not host or port == 0 or not _is_plain(target):
+    is_sendable = _is_plain(target) and parts.netloc.isprintable()
+    if parts.scheme not in PORTS or not host or port == 0 or not is_sendable:
         raise ConfigError(
             f"{cut(url, 200)!r} is no address; write one such as http://127.0.0.1:8787"
         )
