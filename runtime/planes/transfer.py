@@ -103,7 +103,7 @@ class Transfer:
     _error: TrinamoError | None = attrs.field(default=None, init=False)
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
     _settled: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _scope: trio.CancelScope | None = attrs.field(default=None, init=False)
     _started_at: float = attrs.field(default=0.0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -185,7 +185,9 @@ class Transfer:
 
     async def run(self, moving: Awaitable[bool] | None) -> None:
         """Wait for what `Mover.move` has begun, until it is over or its time is up."""
-        with self._scope:
+        with trio.CancelScope(deadline=self._started_at + self.deadline_s) as self._scope:
+            if self.is_over:  # Aborted before its task began.
+                self._scope.cancel()
             try:
                 if moving is None:
                     await self._over.wait()
@@ -193,17 +195,13 @@ class Transfer:
                     self.succeed(is_verified=await moving)
             except TrinamoError as error:
                 self.fail(error)
-        self.fail(
-            DeadlineError(
-                f"{self._confirmed} of {self.block_count} blocks were moved within "
-                f"{self.deadline_s:g} s"
-            )
-        )
+        if not self.is_over:
+            moved = f"{self._confirmed} of {self.block_count} blocks were moved"
+            self.fail(DeadlineError(f"{moved} within {self.deadline_s:g} s"))
 
     def begin(self) -> None:
         """Its time runs from now on."""
         self._started_at = trio.current_time()
-        self._scope.deadline = self._started_at + self.deadline_s
 
     def confirm(self, count: int) -> bool:
         """So many leading blocks are certain; whether to go on. May be called from any thread."""
@@ -236,7 +234,8 @@ class Transfer:
 
     def _end(self) -> None:
         self._over.set()
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
         if self.let_go():
             self.settle()
 
@@ -484,7 +483,9 @@ class TransferPlane(Generic[MoverT]):
 
         transfer.on_settled = settled
         transfer.begin()
-        self._nursery.start_soon(transfer.run, self.mover.move(transfer))
+        moving = self.mover.move(transfer)
+        if moving is not None or not transfer.is_over:
+            self._nursery.start_soon(transfer.run, moving)
         return transfer
 
     # --- the end ---------------------------------------------------------------------------------
