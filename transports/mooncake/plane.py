@@ -16,17 +16,13 @@ from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import Job
+from trinamo.transports.one_sided.steps import Job, unheard_of
 
 from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment
 from .workers import Workers
 
 _log = logging.getLogger("trinamo.mooncake")
-
-
-def _ignore(peer: str, message: bytes) -> None:
-    """Nobody has registered anything yet, so nobody can have been granted anything."""
 
 
 class MooncakeBackend:
@@ -48,7 +44,7 @@ class MooncakeBackend:
         self.path = path
         self.slot_count = PROBES_MAX + options.queue_depth
         self._engine = engine
-        self._hear: Callable[[str, bytes], None] = _ignore
+        self.on_told: Callable[[str, bytes], None] = unheard_of
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self._peers: dict[str, str] = {}
         self._left: dict[str, list[Job]] = {}
@@ -67,10 +63,6 @@ class MooncakeBackend:
         """Register the scratch slots and start the threads."""
         await self.register(self._scratch)
         self._workers.start()
-
-    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
-        """Call this with what each peer tells us."""
-        self._hear = on_told
 
     def address(self) -> bytes:
         """`host:port` of the engine."""
@@ -121,7 +113,7 @@ class MooncakeBackend:
 
     def _on_told(self, told: list[Told]) -> None:
         for peer, notice in told:
-            self._hear(peer, notice)
+            self.on_told(peer, notice)
 
     def _on_left(self, job: Job, error: TrinamoError) -> None:
         job.fail(error)

@@ -21,7 +21,7 @@ from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import Job
+from trinamo.transports.one_sided.steps import Job, unheard_of
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
@@ -29,10 +29,6 @@ from .progress import ProgressThread
 
 _log = logging.getLogger("trinamo.nixl")
 _making: Final = trio.Lock()
-
-
-def _ignore(peer: str, message: bytes) -> None:
-    """Nobody has registered anything yet, so nobody can have been granted anything."""
 
 
 class NixlBackend:
@@ -45,7 +41,7 @@ class NixlBackend:
         self.slot_count = PROBES_MAX + options.queue_depth
         self.agent = agent
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
-        self._hear: Callable[[str, bytes], None] = _ignore
+        self.on_told: Callable[[str, bytes], None] = unheard_of
         self.thread = ProgressThread(
             agent,
             self._scratch,
@@ -66,10 +62,6 @@ class NixlBackend:
             return self.agent.metadata()
 
         self._metadata = await self.thread.call(prepare)
-
-    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
-        """Call this with what each peer tells us."""
-        self._hear = on_told
 
     def address(self) -> bytes:
         """The metadata as of the last registration."""
@@ -107,7 +99,7 @@ class NixlBackend:
     def _on_told(self, told: dict[str, list[bytes]]) -> None:
         for peer, messages in told.items():
             for message in messages:
-                self._hear(peer, message)
+                self.on_told(peer, message)
 
     async def close(self) -> bool:
         """End the thread and let go of the agent, unless it still moves bytes; whether it does."""

@@ -75,7 +75,7 @@ class OneSidedMover(Mover[OneSidedRegion]):
         self._probe_slots = collections.deque(range(PROBES_MAX))
         self._slots = collections.deque(range(PROBES_MAX, library.slot_count))
         self._waiting: collections.deque[Transfer] = collections.deque()
-        library.hear(self._told)
+        library.on_told = self._told
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class OneSidedMover(Mover[OneSidedRegion]):
         while self._waiting and self._slots:
             transfer = self._waiting.popleft()
             if not transfer.is_over:  # Else it never began, and was settled at once.
-                transfer.let_go = _later
+                transfer.let_go = lambda: False  # The library settles it, when it has let go.
                 slot = self._slots.popleft()
                 chunk_blocks = max(1, self._chunk_bytes // transfer.local.block_bytes)
                 self._library.submit(
@@ -199,11 +199,6 @@ class OneSidedMover(Mover[OneSidedRegion]):
         except TrinamoError as error:
             self.refused_count += 1
             self._notices.warn(f"{self.backend}: a notification is refused", f"{peer}: {error}")
-
-
-def _later() -> bool:
-    """The library settles it, when it has let go."""
-    return False
 
 
 @asynccontextmanager

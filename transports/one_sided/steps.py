@@ -121,6 +121,9 @@ class Backend(Protocol):
         """How many jobs may run at once."""
         ...
 
+    on_told: Callable[[str, bytes], None]
+    """Called in trio's thread with the name of a peer, and what it tells us."""
+
     async def start(self) -> None:
         """Start the threads and register the scratch slots; called once, before all others."""
         ...
@@ -130,10 +133,6 @@ class Backend(Protocol):
 
         Called once, also if `start` failed. Bounded, and never cancelled.
         """
-        ...
-
-    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
-        """From now on, call this in trio's thread with what each peer tells us, and its name."""
         ...
 
     def address(self) -> bytes:
@@ -159,6 +158,10 @@ class Backend(Protocol):
     def submit(self, job: Job) -> None:
         """Run a job; never waits."""
         ...
+
+
+def unheard_of(peer: str, message: bytes, /) -> None:
+    """Nothing is registered yet, so nobody can have been granted anything."""
 
 
 def look_at(

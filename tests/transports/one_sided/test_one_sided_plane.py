@@ -33,7 +33,7 @@ class Library:
         _, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self.registered: dict[int, Memory] = {}
         self.jobs: list[Job] = []
-        self.says: Callable[[str, bytes], None] = lambda _peer, _data: None
+        self.on_told: Callable[[str, bytes], None] = lambda _peer, _data: None
         self.problem: TransferError | None = None
 
     async def start(self) -> None:
@@ -42,9 +42,6 @@ class Library:
     async def close(self) -> bool:
         await trio.lowlevel.checkpoint()
         return bool(self.registered)
-
-    def hear(self, on_told: Callable[[str, bytes], None]) -> None:
-        self.says = on_told
 
     def address(self) -> bytes:
         return b"here"
@@ -181,10 +178,10 @@ async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
 ) -> None:
     heard: list[bytes] = []
     house.region.grant(5, [0], heard.append)
-    house.library.says("somebody", said)
+    house.library.on_told("somebody", said)
     assert (heard, house.plane.mover.refused_count) == ([], 1)
-    house.library.says("whoever", encode_completion(Completion(1, 5, b"true")))
+    house.library.on_told("whoever", encode_completion(Completion(1, 5, b"true")))
     assert (heard, house.plane.mover.refused_count) == ([b"true"], 1)
     house.region.revoke(5)
-    house.library.says("whoever", encode_completion(Completion(1, 5, b"again")))
+    house.library.on_told("whoever", encode_completion(Completion(1, 5, b"again")))
     assert (heard, house.plane.mover.refused_count) == ([b"true"], 2)
