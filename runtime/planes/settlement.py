@@ -30,7 +30,7 @@ class InquiryReport:
 
 
 class SettlementPlane(Protocol):
-    """One end of the question in one process; the tcp transfer plane is one."""
+    """One end of the question in one process; the mover of tcp is one."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""The access page of a region: what a peer reads before and after it moves blocks by itself.
+"""The access page of a region, which peers read as they move blocks, and their word at the end.
 
 With one-sided backends (RDMA and what imitates it) the owner of memory sees no transfer, so it
 cannot refuse one. Instead it keeps a page beside each region and registers it too: which
