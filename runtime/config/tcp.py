@@ -18,8 +18,8 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     streams: Annotated[
         Literal["multiplexed", "dedicated"],
         about(
-            "What answers and input travel on: one connection for each pair of processes, or one for"
-            " each stream. Whoever asks decides."
+            "What answers and input travel on: the connection that their requests came by, or one for"
+            " each stream, which the worker dials. Whoever asks decides."
         ),
     ] = "multiplexed"
     host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
@@ -60,7 +60,8 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("A multiplexed connection whose peer takes nothing for so long is ended.")
     ] = 10.0
     idle_s: Annotated[
-        Seconds, about("A multiplexed connection without streams is closed after this.")
+        Seconds,
+        about("A connection on which workers call home is closed after this without a stream."),
     ] = 60.0
     window_bytes: Annotated[
         FrameBytes,

@@ -1,7 +1,7 @@
 """I5, I12 and I16: what the living processes hold, counted from outside.
 
 `leftovers` is asked again and again by the driver until it is empty or the time for it is up;
-`check` tells what was left then. A link, which many streams share, may stay for `idle_s` after its last
+`check` tells what was left then. A link that a worker has dialled may stay for `idle_s` after its last
 stream, and no longer; its worker closes it. Whatever waits in it is bounded: what the socket has not
 taken, for all streams together, and what a stream has no credit for, each by itself.
 """
@@ -78,7 +78,7 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
         yield "streams of links", transports.home.stream_count
     if transports.calls is not None:
         yield "calls home", transports.calls.open_count
-    if transports.server is not None and transports.server.transport == "tcp":
+    if transports.server is not None:
         yield "streams of callers", transports.server.stream_count
     if process.engine is not None:
         statistics = process.engine.statistics()
@@ -167,7 +167,7 @@ def _links(process: Process) -> Iterator[Link]:
     home, calls, server = transports.home, transports.calls, transports.server
     if home is not None:
         yield from home._links  # noqa: SLF001 -- looks inside
-    if server is not None and server.transport == "tcp":
+    if server is not None:
         yield from (caller.link for caller in server._callers)  # noqa: SLF001 -- looks inside
     if calls is not None:
         for held in calls.links._links.values():  # noqa: SLF001 -- looks inside
