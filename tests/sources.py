@@ -16,6 +16,7 @@ PACKAGES = {
     "transports": ROOT / "transports",
     "sim": ROOT / "sim",
     "cli": ROOT / "src" / "trinamo" / "cli",
+    "conformance": ROOT / "src" / "trinamo" / "conformance",
 }
 GENERATED = ("wire_pb2",)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import trinamo
+from trinamo.runtime import planes
 
 _STUB: Final = Path(trinamo.__file__).with_suffix(".pyi")
 
@@ -36,6 +38,8 @@ How a call behaves, and what it raises, is in its docstring: `help(trinamo.open_
   For a model that computes step by step, `open_engine_host` has the batching loop: see `StepEngine`.
 * The HTTP service is an object, too, whose models are added and removed by hand: `examples/http_service.py`.
 * A program that only calls opens `trinamo.connect`: models, answers, clients of endpoints.
+* A transport of your own implements the interfaces of `trinamo.planes`, which [is a module of its
+  own](write_a_transport.md), and is held to them by `trinamo.conformance`.
 * Errors are one tree, told in [errors.md](errors.md); the keys of `Config` are in
   [configuration.md](configuration.md).
 """
@@ -56,10 +60,14 @@ def public_names() -> dict[str, list[str]]:
 def api_page() -> str:
     """The Markdown of `docs/api.md`."""
     parts = [_INTRO]
-    for title, names in public_names().items():
-        rows = "".join(f"| `{name}` | {_summary(getattr(trinamo, name))} |\n" for name in names)
-        parts.append(f"## {title}\n\n| name | |\n|---|---|\n{rows}")
-    return "\n".join(parts)
+    parts += [_table(title, names, trinamo) for title, names in public_names().items()]
+    title = "What a transport implements: `trinamo.planes`"
+    return "\n".join([*parts, _table(title, sorted(planes.__all__, key=str.lower), planes)])
+
+
+def _table(title: str, names: Iterable[str], home: object) -> str:
+    rows = "".join(f"| `{name}` | {_summary(getattr(home, name))} |\n" for name in names)
+    return f"## {title}\n\n| name | |\n|---|---|\n{rows}"
 
 
 def _summary(value: Any) -> str:

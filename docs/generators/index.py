@@ -12,6 +12,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Read these three first": ("walkthrough", "write_a_worker", "operations"),
     "Use it": (
         "write_a_client",
+        "write_a_transport",
         "http_api",
         "upstreams",
         "dashboard",

@@ -61,7 +61,8 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 20, extra={"unit": "tokens"})]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 # Names become parts of keys and subjects: no `/`, `.`, `*`, `>` or blanks.
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Addresses = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
 
@@ -179,9 +180,10 @@ class Field:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be, where that is one of some words, a switch or `null`."""
+        """What it may be, where that is one of some words, a switch or `null`, or may be such a word."""
         switch = ["true", "false"] if _mentions(self.type, bool) else []
-        return (*words_of(self.type), *switch, *(["null"] if self.is_optional else []))
+        examples = [str(each) for meta in _metas(self.type) for each in meta.examples or ()]
+        return (*words_of(self.type), *examples, *switch, *(["null"] if self.is_optional else []))
 
     @property
     def is_list(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from .keys import (
+    NAME_PATTERN,
     Addresses,
     Bytes,
     Count,
@@ -27,6 +28,10 @@ from .keys import (
 )
 from .tcp import TcpConfig
 
+Options = Annotated[
+    Annotated[dict[str, str], Meta(max_length=64)],
+    about("What an installed package's transport is opened with; as text `name=value,…`."),
+]
 _PLAIN = (
     "Send the password or token over a link without TLS beyond this machine, which is refused else."
 )
@@ -124,8 +129,13 @@ class ControlPlaneConfig(Section, frozen=True, kw_only=True):
     """Registration, discovery and leases."""
 
     backend: Annotated[
-        Literal["etcd", "memory"], about("`memory` is for a single process and for tests.")
+        Annotated[str, Meta(pattern=NAME_PATTERN, examples=["etcd", "memory"])],
+        about(
+            "`etcd`; `memory`, for a single process and for tests; or the name under which an installed"
+            " package offers a transport: `docs/write_a_transport.md`."
+        ),
     ] = "etcd"
+    options: Options = {}
     embedded: Annotated[
         bool | None,
         about(
@@ -217,8 +227,13 @@ class EventPlaneConfig(Section, frozen=True, kw_only=True):
     """Load, KV events, work queues, and requests where `data_plane.requests` says so."""
 
     backend: Annotated[
-        Literal["nats", "memory"], about("`memory` is for a single process and for tests.")
+        Annotated[str, Meta(pattern=NAME_PATTERN, examples=["nats", "memory"])],
+        about(
+            "`nats`; `memory`, for a single process and for tests; or the name under which an installed"
+            " package offers a transport."
+        ),
     ] = "nats"
+    options: Options = {}
     embedded: Annotated[
         bool | None,
         about(

@@ -53,8 +53,10 @@ from .responses import (
     ResponsePlane,
     ResponseSender,
 )
+from .settlement import SettlementPlane
 from .statistics import ControlStatistics, CountsControl, CountsEvents, EventStatistics
 from .transfer import Mover, Transfer, TransferPlane, TransferReport
+from .transports import DataPlane, TransferChain
 
 __all__ = [
     "NO_ORIGIN",
@@ -63,6 +65,7 @@ __all__ = [
     "ControlStatistics",
     "CountsControl",
     "CountsEvents",
+    "DataPlane",
     "DeadLetter",
     "Delete",
     "Delivery",
@@ -93,10 +96,12 @@ __all__ = [
     "ResponseSender",
     "Resync",
     "Settlement",
+    "SettlementPlane",
     "Snapshot",
     "Subscription",
     "TakeAnswer",
     "Transfer",
+    "TransferChain",
     "TransferPlane",
     "TransferReport",
     "WatchEvent",

@@ -10,14 +10,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from ..config.keys import is_everywhere, is_loopback, url_of
-from . import (
-    CallHome,
-    RequestPlane,
-    RequestServer,
-    ResponsePlane,
-    TransferPlane,
-)
+from .requests import RequestPlane, RequestServer
+from .responses import CallHome, ResponsePlane
 from .settlement import SettlementPlane
+from .transfer import TransferPlane
 
 
 @attrs.frozen(kw_only=True)

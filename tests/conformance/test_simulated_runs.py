@@ -8,30 +8,27 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.control import (
-    test_control_faults as faults,
-    test_control_plane as control,
-    test_watches as watches,
-)
+from tests.conformance.control import test_control_faults as faults
 from tests.conformance.events import (
-    test_event_bounds as bounds,
-    test_event_plane as events,
-    test_work_queue_names as queues,
+    test_event_outages as outages,
+    test_queue_outages as queues,
 )
 from tests.conformance.simulated import SimulatedBroker, SimulatedEtcdBackend
+from trinamo.conformance import ControlPlaneConformance, EventPlaneConformance
 from trinamo.runtime.planes import EventPlane
 
 NOWHERE = Path("/nonexistent")
+control, events = ControlPlaneConformance(), EventPlaneConformance()
 
 CONTROL: dict[str, Callable[[SimulatedEtcdBackend], Awaitable[None]]] = {
     "snapshot then changes": lambda backend: (
-        watches.test_a_watch_gives_the_snapshot_then_every_change_in_order(backend, "p/")
+        control.test_a_watch_gives_the_snapshot_then_every_change_in_order(backend.open_plane, "p/")
     ),
-    "a burst of writes": lambda backend: watches.test_no_change_falls_between_snapshot_and_stream(
-        backend, "p/"
+    "a burst of writes": lambda backend: control.test_no_change_falls_between_snapshot_and_stream(
+        backend.open_plane, "p/"
     ),
     "leases": lambda backend: control.test_keys_die_with_an_expired_lease_and_live_while_it_is_kept(
-        backend, "p/"
+        backend.open_plane, "p/"
     ),
     "a cut": lambda backend: faults.test_a_watch_cut_off_resumes_where_it_was(backend, "p/"),
     "compaction": lambda backend: faults.test_history_compacted_during_an_outage_gives_one_resync(
@@ -50,9 +47,9 @@ PAIRS: dict[str, Callable[[EventPlane, EventPlane, str], Awaitable[None]]] = {
     "requests": events.test_a_request_gets_its_own_reply,
 }
 MORTAL: dict[str, Callable[[Any, str], Awaitable[None]]] = {
-    "away and back": bounds.test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back,
+    "away and back": outages.test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back,
     "asked while away": (
-        bounds.test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back
+        outages.test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back
     ),
     "queue of a killed broker": queues.test_jobs_leases_and_fences_outlive_a_killed_broker,
     "put while away": queues.test_a_put_bridges_a_broker_that_comes_back,

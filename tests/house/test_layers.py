@@ -79,12 +79,13 @@ LAYERS = (
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
     Layer("sim.strategies", ("sim*",), (*EVERYWHERE, "hypothesis")),
     Layer("sim*", ("runtime*", "transports*", "sim*"), EVERYWHERE),
+    Layer("conformance*", (*FOR_TRANSPORTS, "transports.memory*", "conformance*"), ("trio", "pytest", "pytest_trio")),
     Layer("cli*", ("*",), ("*",)),
 )  # fmt: skip
 
 # Threads, child processes and asyncio cannot be simulated: they stay at the edges.
 UNSIMULATED = ("asyncio", "concurrent", "multiprocessing", "selectors", "subprocess", "threading")
-MAY_BE_UNSIMULATED = ("runtime.engines*", "transports.*", "sim*", "cli*")
+MAY_BE_UNSIMULATED = ("runtime.engines*", "transports.*", "sim*", "cli*", "conformance*")
 
 
 def rule_of(source: Source) -> Layer:

@@ -10,9 +10,10 @@ import attrs
 import pytest
 import trio
 
-from tests.conformance.control.backends import eventually, until
+from tests.conformance.control.backends import eventually
 from tests.outages.clusters import ServerCluster, open_etcd_cluster
 from tests.outages.histories import History, caught_up, watch_keys, write_keys
+from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import TrinamoError
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import trio
 
-from tests.conformance.control.backends import until
 from tests.outages.clusters import ServerCluster, open_nats_cluster
 from tests.outages.histories import History, StreamClient
 from tests.outages.jobs import open_jobs
+from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.planes import EventPlane, Subscription
 from trinamo.transports.nats import open_nats

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from tests.conformance.control.backends import eventually, until
+from tests.conformance.control.backends import eventually
+from trinamo.conformance.control import until
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.env import RealEnv

@@ -104,6 +104,13 @@ def test_a_queue_s_jobs_are_done_or_kept_as_dead_letters() -> None:
     assert lines[3].startswith("by-0: given up after 2 attempts: ZeroDivisionError")
 
 
+def test_a_store_of_one_s_own_tells_a_watch_of_a_change() -> None:
+    health, first = run("sqlite_transport.py").splitlines()
+
+    assert health.startswith("SQLite 3.")
+    assert first.startswith("Snapshot(revision=1, entries=[Entry(key='a/key', value=b'value'")
+
+
 def test_a_consumer_that_leaves_cancels_the_handler() -> None:
     out = run("disconnect.py")
 

@@ -1,13 +1,16 @@
 """Which transport carries which plane of a process: control, events, requests and responses.
 
-Everything else sees the interfaces of `trinamo.runtime.planes`.
+Everything else sees the interfaces of `trinamo.runtime.planes`. A control or an event plane may be one
+that an installed package offers, as an entry point of the group `trinamo.transports`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
@@ -22,13 +25,16 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import TcpOptions
 
 from .data import open_data_plane
-from .embedded import embedded_etcd, embedded_nats
 from .http import Http
 from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane
     from trinamo.runtime.traces.spans import SpanSink
+    from trinamo.transports.servers import EmbeddedServer
+
+INSTALLED: Final = "trinamo.transports"
+"""The group of entry points by which packages offer transports, by name."""
 
 
 class RealTransports:
@@ -41,7 +47,10 @@ class RealTransports:
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
-        """etcd, or the memory of this one process. Our own files come first: they need no server."""
+        """etcd, the memory of this one process, or what a package offers.
+
+        Our own files come first: they need no server.
+        """
         self._tcp_options(config)
         check_files(config)
         section = config.control_plane
@@ -49,6 +58,11 @@ class RealTransports:
             from trinamo.transports.memory.control import MemoryControlPlane
 
             yield MemoryControlPlane()
+            return
+        if section.backend != "etcd":
+            opening = _installed("control_plane.backend", section.backend, "open_control")
+            async with opening(section.options, env) as plane:
+                yield plane
             return
         async with AsyncExitStack() as stack:
             endpoints = list(section.etcd.endpoints)
@@ -60,12 +74,17 @@ class RealTransports:
 
     @asynccontextmanager
     async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
-        """NATS, or the memory of this one process."""
+        """NATS, the memory of this one process, or what a package offers."""
         section = config.event_plane
         if section.backend == "memory":
             from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
             yield MemoryEventPlane(MemoryBroker())
+            return
+        if section.backend != "nats":
+            opening = _installed("event_plane.backend", section.backend, "open_events")
+            async with opening(section.options, env) as plane:
+                yield plane
             return
         async with AsyncExitStack() as stack:
             servers, nats = list(section.nats.servers), section.nats
@@ -116,6 +135,44 @@ class RealTransports:
         has_etcd = control.backend == "etcd" and not control.embedded
         towards = control.etcd.endpoints if has_etcd else ()
         return TcpOptions.of(config.data_plane.tcp, secret=self._secret, towards=towards)
+
+
+def _installed(key: str, name: str, opener: str) -> Any:
+    """The function by which the transport `name` opens a plane; `ConfigError` lists what there is."""
+    offered = {each.name: each for each in entry_points(group=INSTALLED)}
+    if name not in offered:
+        ours = {"open_control": "etcd", "open_events": "nats"}[opener]
+        raise ConfigError(
+            f"{key} is {name!r}, which no installed package offers; there are"
+            f" {', '.join([ours, 'memory', *sorted(offered)])}. A package offers a transport as an entry"
+            f" point of the group {INSTALLED}: docs/write_a_transport.md"
+        )
+    where = offered[name].value
+    try:
+        transport = offered[name].load()
+    except Exception as error:
+        raise ConfigError(f"{key} is {name!r}, and {where} cannot be loaded: {error!r}") from error
+    if not callable(found := getattr(transport, opener, None)):
+        raise ConfigError(f"{key} is {name!r}, but {where} has no {opener}(options, env)")
+    return found
+
+
+def embedded_etcd(section: EtcdConfig) -> AbstractAsyncContextManager[EmbeddedServer]:
+    """An etcd of our own while inside, in its directory and with its planned memory."""
+    from trinamo.transports.servers import open_etcd_server
+
+    return open_etcd_server(_path(section.data_dir), section.port, memory_bytes=section.memory)
+
+
+def embedded_nats(section: NatsConfig) -> AbstractAsyncContextManager[EmbeddedServer]:
+    """A nats-server of our own while inside, in its directory and with its planned memory."""
+    from trinamo.transports.servers import open_nats_server
+
+    return open_nats_server(_path(section.store_dir), section.port, memory_bytes=section.memory)
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
+import pytest
 import trio
 import trio.testing
 
@@ -86,11 +87,7 @@ def run_on_fitting_clock(
     return trio.run(function, clock=clock, instruments=instruments)
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10) -> None:
-    """Poll, because a real server tells nobody when it is done."""
-    with trio.fail_after(timeout_s):
-        while not condition():
-            await trio.sleep(0.02)
+on_fitting_clock = pytest.mark.trio(run=run_on_fitting_clock)
 
 
 async def eventually(operation: Callable[[], Any], *, timeout_s: float = 20) -> Any:

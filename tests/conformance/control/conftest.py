@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from tests.conformance.control.backends import Backend, MemoryBackend
 from tests.conformance.control.etcd_members import SYSTEM_ETCD, EtcdBackend
-from tests.conformance.control.watched import _numbers
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.servers import session_etcd
 from tests.session import needs
 from tests.worlds import in_world
+from trinamo.conformance.control import OpenControl
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield EtcdBackend(request.getfixturevalue("system_etcd"), binary=SYSTEM_ETCD)
     else:
         yield EtcdBackend(request.getfixturevalue("etcd_server").endpoint)
+
+
+@pytest.fixture
+def open_plane(backend: Backend) -> OpenControl:
+    """The maker that the suite of every control plane takes."""
+    return backend.open_plane
 
 
 @pytest.fixture

@@ -2,59 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-import trio
 
-from tests.conformance.events.receiving import BROKERS, DEBIAN_SERVER
 from tests.conformance.simulated import SimulatedBroker
+from tests.session import needs
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
     NatsServerUnderTest,
-    fresh_subject,
     private_server,
 )
 from tests.worlds import in_world
-from trinamo.runtime.planes import EventPlane
+from trinamo.conformance.events import OpenEvents
+from trinamo.transports.servers.binaries import find_nats_server
+
+DEBIAN_SERVER = Path("/usr/sbin/nats-server")
+NATS: Any = pytest.param("nats", marks=pytest.mark.services)
+DEBIAN: Any = pytest.param(
+    "nats-debian",
+    marks=[pytest.mark.services, needs.SYSTEM_NATS.unless(DEBIAN_SERVER.exists())],
+)
 
 
 @pytest.fixture(scope="module")
-def debian_url() -> Iterator[str]:
-    with private_server(DEBIAN_SERVER) as server:
+def debian_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with private_server(DEBIAN_SERVER, "-js", "-sd", str(tmp_path_factory.mktemp("js"))) as server:
         yield server.url
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=["memory", "simulated", NATS, DEBIAN])
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    if request.param == "memory":
-        yield MemoryBrokerUnderTest()
-    elif request.param == "simulated":
-        simulated = SimulatedBroker()
-        with in_world(simulated.world):
-            yield simulated
-    elif request.param == "nats":
+    """A broker that others use too."""
+    if request.param == "nats":
         yield NatsServerUnderTest(request.getfixturevalue("nats_server").url)
-    else:
+    elif request.param == "nats-debian":
         yield NatsServerUnderTest(request.getfixturevalue("debian_url"))
+    else:
+        yield from _unreal(request.param)
+
+
+@pytest.fixture(params=["memory", "simulated", NATS])
+def mortal_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    """One that may be killed and started again at its address; what it has stored stays."""
+    if request.param != "nats":
+        yield from _unreal(request.param)
+        return
+    with private_server(find_nats_server(), "-js", "-sd", str(tmp_path)) as server:
+        yield NatsServerUnderTest(server.url, server)
+
+
+def _unreal(kind: str) -> Iterator[Broker]:
+    if kind == "memory":
+        yield MemoryBrokerUnderTest()
+        return
+    simulated = SimulatedBroker()
+    with in_world(simulated.world):
+        yield simulated
 
 
 @pytest.fixture
-async def plane(broker: Broker) -> AsyncIterator[EventPlane]:
-    with trio.fail_after(30):
-        async with broker.connect() as plane:
-            yield plane
-
-
-@pytest.fixture
-async def other(broker: Broker) -> AsyncIterator[EventPlane]:
-    """A second process's plane on the same broker."""
-    with trio.fail_after(30):
-        async with broker.connect() as plane:
-            yield plane
-
-
-@pytest.fixture
-def subject() -> str:
-    return fresh_subject()
+def open_plane(broker: Broker) -> OpenEvents:
+    """The maker that the suites of every event plane take."""
+    return broker.connect

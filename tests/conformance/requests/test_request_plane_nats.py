@@ -15,11 +15,11 @@ from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
     NatsServerUnderTest,
-    eventually,
-    fresh_subject,
     private_server,
     wait_away,
 )
+from trinamo.conformance.control import until
+from trinamo.conformance.events import fresh_subject
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -175,7 +175,7 @@ async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> Non
         for number in range(2):
             envelope = unary(f"r{number}", "wait")
             nursery.start_soon(pair.plane.call, pair.address, envelope, b"")
-        await eventually(lambda: pair.service.running == 2)
+        await until(lambda: pair.service.running == 2)
         with pytest.raises(OverloadedError) as caught:
             await pair.plane.call(pair.address, unary("r9"), b"")
         assert caught.value.definite
@@ -187,11 +187,11 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
         async with trio.open_nursery() as nursery:
             call = partial(pair.plane.call, why_left=lambda: Reason.CLIENT_DISCONNECT)
             nursery.start_soon(call, pair.address, unary("r1", "wait"), b"")
-            await eventually(lambda: pair.service.running == 1)
+            await until(lambda: pair.service.running == 1)
             scope.cancel()
-    await eventually(lambda: pair.service.cancelled == ["r1"])
+    await until(lambda: pair.service.cancelled == ["r1"])
     assert pair.service.reasons == [Reason.CLIENT_DISCONNECT]
-    await eventually(lambda: pair.service.running == 0 and pair.server.in_flight == 0)
+    await until(lambda: pair.service.running == 0 and pair.server.in_flight == 0)
     assert pair.service.answered == []
 
 
@@ -199,7 +199,7 @@ async def test_a_cancel_is_remembered_only_if_its_request_has_not_been_here(pair
     await pair.plane.call(pair.address, unary("r1"), b"")
     for request_id in ("r1", "r2"):
         await pair.events.publish(pair.address, encode_frame(encode_cancel(request_id)))
-    await eventually(lambda: pair.service.cancelled == ["r1", "r2"])
+    await until(lambda: pair.service.cancelled == ["r1", "r2"])
     assert pair.service.remembered == ["r2"]
 
 
@@ -208,7 +208,7 @@ async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> No
     with pytest.raises(DeadlineError) as caught:
         await plane.call(pair.address, unary("r1", "wait"), b"")
     assert not caught.value.definite
-    await eventually(lambda: pair.service.cancelled == ["r1"] and pair.service.running == 0)
+    await until(lambda: pair.service.cancelled == ["r1"] and pair.service.running == 0)
     assert pair.service.reasons == [Reason.DEADLINE]
 
 
@@ -271,7 +271,7 @@ async def test_a_request_id_in_use_is_invalid_and_the_first_request_goes_on(pair
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call)
-        await eventually(lambda: pair.service.running == 1)
+        await until(lambda: pair.service.running == 1)
         with pytest.raises(RequestError, match="in use"):
             await pair.plane.call(pair.address, unary("r1", "wait"), b"y")
         pair.service.release.set()
@@ -310,7 +310,7 @@ async def test_a_server_that_stops_leaves_no_request_and_no_subscription(broker:
         async with trio.open_nursery() as serving:
             await serving.start(server.serve, service)
             nursery.start_soon(pair.plane.call, server.address, unary("r1", "wait"), b"")
-            await eventually(lambda: service.running == 1)
+            await until(lambda: service.running == 1)
             serving.cancel_scope.cancel()
         assert (service.running, server.in_flight) == (0, 0)
         with pytest.raises(UnavailableError):

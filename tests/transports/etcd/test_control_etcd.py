@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from tests.conformance.control.backends import eventually, until
+from tests.conformance.control.backends import eventually
 from tests.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
+from trinamo.conformance.control import until
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import (

@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from tests.certificates import Authority
-from tests.conformance.control.backends import eventually, until
+from tests.conformance.control.backends import eventually
 from tests.servers import free_ports, loopback_url
+from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import EtcdConfig, TlsConfig
 from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes import Put

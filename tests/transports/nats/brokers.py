@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -20,13 +18,6 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
-
-_names = itertools.count()
-
-
-def fresh_subject() -> str:
-    """A subject no other test uses, on whatever server."""
-    return f"test.{os.getpid()}.{next(_names)}"
 
 
 class Broker(Protocol):
@@ -127,13 +118,6 @@ def private_server(binary: Path, *arguments: str) -> Iterator[PrivateServer]:
             yield server
         finally:
             server.kill()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a fact that only a real server brings about; ten seconds at most."""
-    with trio.fail_after(10):
-        while not condition():
-            await trio.sleep(0.002)
 
 
 async def healthy(plane: EventPlane) -> bool:

@@ -15,12 +15,12 @@ import trio
 
 from tests.certificates import Authority
 from tests.transports.nats.brokers import (
-    eventually,
-    fresh_subject,
     private_server,
     wait_away,
     wait_back,
 )
+from trinamo.conformance.control import until
+from trinamo.conformance.events import fresh_subject
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, RequestError
@@ -295,7 +295,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
                     % subject.encode()
                 )
                 await raw.receive_some()
-            await eventually(lambda: plane.connection_count == 2 and plane.is_connected)
+            await until(lambda: plane.connection_count == 2 and plane.is_connected)
             await plane.publish(f"{subject}.fine", b"y")
             assert (await anext(subscription)).payload == b"y"
 
@@ -310,7 +310,7 @@ async def test_a_server_that_refuses_us_is_asked_again() -> None:
             await wait_away(plane)
             server.command[-1] = "changed"
             await trio.to_thread.run_sync(server.start)
-            await eventually(lambda: "Authorization Violation" in plane._line.last_error)
+            await until(lambda: "Authorization Violation" in plane._line.last_error)
             server.kill()
             server.command[-1] = "t"
             await trio.to_thread.run_sync(server.start)

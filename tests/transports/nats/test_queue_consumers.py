@@ -18,7 +18,8 @@ import trio
 
 from tests.servers import SessionNats
 from tests.sources import ROOT
-from tests.transports.nats.brokers import eventually, private_server
+from tests.transports.nats.brokers import private_server
+from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement, WorkQueue
@@ -176,13 +177,13 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
                 queues.open("work") as queue,
             ):
                 await queue.put("before", b"")
-                await eventually(lambda: done == ["before"])
+                await until(lambda: done == ["before"])
                 server.kill()
                 shutil.rmtree(stored)
                 await trio.to_thread.run_sync(server.start)
                 with trio.fail_after(20):
                     await queue.put("after", b"", timeout_s=15)
-                await eventually(lambda: done == ["before", "after"])
+                await until(lambda: done == ["before", "after"])
 
 
 if __name__ == "__main__":

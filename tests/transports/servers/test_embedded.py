@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import trio
 
-from tests.conformance.control.backends import until
 from tests.servers import listening_ports
 from tests.session import needs
+from trinamo.conformance.control import until
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, ControlPlaneError

@@ -172,7 +172,7 @@ def _cluster(target: Target) -> Finding:
 async def _etcd(target: Target, found: dict[str, Finding]) -> None:
     section = target.config.control_plane
     if section.backend != "etcd":
-        found["etcd"] = Finding("etcd", Verdict.NOTE, "the control plane is in memory")
+        found["etcd"] = Finding("etcd", Verdict.NOTE, f"control_plane.backend is {section.backend}")
         return
     endpoints = section.etcd.endpoints
     found["etcd"] = await _server(
@@ -183,7 +183,7 @@ async def _etcd(target: Target, found: dict[str, Finding]) -> None:
 async def _nats(target: Target, found: dict[str, Finding]) -> None:
     section = target.config.event_plane
     if section.backend != "nats":
-        found["NATS"] = Finding("NATS", Verdict.NOTE, "the event plane is in memory")
+        found["NATS"] = Finding("NATS", Verdict.NOTE, f"event_plane.backend is {section.backend}")
         return
     servers = section.nats.servers
     found["NATS"] = await _server(

@@ -27,7 +27,7 @@ from trinamo.runtime.errors import TrinamoError, UnavailableError
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
-from trinamo.transports.assembly.embedded import embedded_etcd, embedded_nats
+from trinamo.transports.assembly.planes import embedded_etcd, embedded_nats
 from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
 from trinamo.transports.openai.client import fetch
 

@@ -186,7 +186,8 @@ def plan_cluster(
         engines=engines,
         engine_reason="; ".join(reasons),
         threads=threads,
-        has_etcd=_is_ours(
+        has_etcd=control.backend == "etcd"
+        and _is_ours(
             control.embedded,
             control.etcd.nodes,
             is_named=names_etcd(control.etcd),

@@ -1,0 +1,65 @@
+"""Work queues whose broker is killed, and comes back."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.transports.nats.brokers import Broker, wait_away
+from trinamo.conformance.queues import LIMITS, fresh_name, taken
+from trinamo.runtime.errors import DeadlineError, TrinamoError
+from trinamo.runtime.planes import QueueLimits, Settlement
+
+
+@pytest.fixture
+def name() -> str:
+    return fresh_name()
+
+
+@pytest.mark.slow
+async def test_jobs_leases_and_fences_outlive_a_killed_broker(
+    mortal_broker: Broker, name: str
+) -> None:
+    limits = QueueLimits(visibility_timeout_s=30, attempts_max=3)
+    with trio.fail_after(60):
+        async with mortal_broker.connect() as plane, plane.work_queue(name, limits=limits) as queue:
+            for number in range(20):
+                await queue.put(f"job-{number}", b"")
+            done = [await taken(queue) for _ in range(5)]
+            for job in done:
+                assert await queue.ack(job) is Settlement.APPLIED
+            held = await taken(queue)
+            await mortal_broker.stop()
+            await wait_away(plane)
+            assert await queue.take(wait_s=0) is None
+            with pytest.raises(TrinamoError):
+                await queue.put("nobody-there", b"", timeout_s=0.3)
+            await mortal_broker.start()
+            assert await queue.ack(held) is Settlement.APPLIED
+            for job in done:
+                # The broker may have forgotten the id; the queue has not.
+                await queue.put(job.id, b"again")
+            rest: list[str] = []
+            while (job_or_none := await queue.take(wait_s=2.5)) is not None:
+                assert job_or_none.payload == b""
+                assert await queue.ack(job_or_none) is Settlement.APPLIED
+                rest.append(job_or_none.id)
+            rest = [job_id for job_id in rest if job_id != "nobody-there"]
+            assert sorted(rest) == sorted(f"job-{number}" for number in range(6, 20))
+            assert (await queue.statistics()).depth == 0
+
+
+@pytest.mark.slow
+async def test_a_put_bridges_a_broker_that_comes_back(mortal_broker: Broker, name: str) -> None:
+    with trio.fail_after(60):
+        async with mortal_broker.connect() as plane, plane.work_queue(name, limits=LIMITS) as queue:
+            await mortal_broker.stop()
+            await wait_away(plane)
+            with pytest.raises(DeadlineError) as caught:
+                await queue.put("early", b"", timeout_s=0.2)
+            assert caught.value.definite
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(queue.put, "late", b"")
+                await trio.sleep(0.3)
+                await mortal_broker.start()
+            assert (await taken(queue)).id == "late"
