@@ -10,15 +10,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from ..errors import ConfigError
-from .disaggregation import DisaggregationConfig
 from .http import HttpConfig
 from .keys import (
     Seconds,
@@ -41,29 +41,44 @@ from .source import (
     read_yaml,
     read_yaml_file,
 )
-from .weights import WeightsConfig
-from .worker import WorkerConfig
+from .worker import DisaggregationConfig, WeightsConfig, WorkerConfig
 
 PRESETS = ("small", "medium", "large")
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 4096
+_SECURITY_KEY: Final = "security.secret_file"
+
+
+LEAVE_TIMEOUT_S: Final = 2.0
+"""To leave discovery, the first step of an orderly end."""
+KILL_TIMEOUT_S: Final = 2.0
+"""After Kill: for the requests' tasks to end."""
+REVOKE_TIMEOUT_S: Final = 2.0
+"""To revoke the lease."""
+CLOSE_TIMEOUT_S: Final = 3.0
+"""To close the planes, the last step."""
 
 
 class ShutdownConfig(Section, frozen=True, kw_only=True):
-    """The deadlines of an orderly end, in the order of the steps."""
+    """The deadlines of an orderly end, in the order of the steps, and beside those that are the same for all.
 
-    leave_timeout_s: Annotated[Seconds, about("Leave discovery.")] = 2.0
+    `trinamo up` kills a process that takes longer over all of them.
+    """
+
     drain_timeout_s: Annotated[
         Seconds, about("Wait for requests in flight while new ones are refused.")
     ] = 10.0
     stop_timeout_s: Annotated[Seconds, about("After Stop: let requests finish early.")] = 5.0
-    kill_timeout_s: Annotated[Seconds, about("After Kill: let their tasks end.")] = 2.0
     transfer_timeout_s: Annotated[
         Seconds, about("Wait for KV transfers in flight, so that no block is lost.")
     ] = 5.0
-    revoke_timeout_s: Annotated[Seconds, about("Revoke the lease.")] = 2.0
-    close_timeout_s: Annotated[
-        Seconds,
-        about("Close the planes; `trinamo up` kills a process that takes longer over all this."),
-    ] = 3.0
+
+    @property
+    def whole_s(self) -> float:
+        """How long all the steps may take together."""
+        configured = self.drain_timeout_s + self.stop_timeout_s + self.transfer_timeout_s
+        constant = LEAVE_TIMEOUT_S + KILL_TIMEOUT_S + REVOKE_TIMEOUT_S + CLOSE_TIMEOUT_S
+        return configured + constant
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
@@ -165,6 +180,38 @@ def check_files(config: Config) -> None:
                 pass
         except OSError as error:
             raise ConfigError(f"{key}: {name}: {error.strerror}") from error
+
+
+def read_secret(section: SecurityConfig) -> bytes:
+    """The cluster's secret, or nothing if none is configured; blocks on the disk, so call it early.
+
+    Every TCP port of ours asks for proof of it before anything else (`protocol/streams/membership.py`).
+    A line end at the end of the file is not part of it: an editor that adds one must not shut a
+    machine out. Raises `ConfigError` for a file that cannot be read, that every user of the machine
+    can read, or that holds too little or too much.
+    """
+    path = section.secret_file
+    if path is None:
+        return b""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 -- its mode is asked of the same open file
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{_SECURITY_KEY}: {path} is not a plain file")
+            if mode & stat.S_IROTH:
+                raise ConfigError(
+                    f"{_SECURITY_KEY}: every user of this machine can read {path}; run chmod o-r on it"
+                )
+            secret = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{_SECURITY_KEY}: cannot read {path!r}: {why}") from error
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"{_SECURITY_KEY}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are "
+            "taken. `openssl rand -hex 32` makes a good one"
+        )
+    return secret
 
 
 def preset_text(name: str) -> str:

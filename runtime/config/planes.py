@@ -177,8 +177,6 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     allow_plain_password: Annotated[bool, about(_PLAIN)] = False
     tls: TlsConfig = TlsConfig()
     connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
-    reconnect_wait_s: Annotated[Seconds, about("First pause before connecting again.")] = 0.1
-    reconnect_wait_max_s: Annotated[Seconds, about("Longest pause; it doubles up to this.")] = 5.0
     ping_interval_s: Annotated[
         Seconds, about("Idle time before a ping; two unanswered end the connection.")
     ] = 10.0
@@ -189,7 +187,6 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     outgoing_messages_max: Annotated[
         Count, about("Messages that wait to be sent; what is over is refused and counted.")
     ] = 65_536
-    outgoing_bytes_max: Annotated[Bytes, about("The same in bytes.")] = 64 << 20
     stream_replicas: Annotated[
         Annotated[int, Meta(ge=1, le=5)],
         about("On how many servers a work queue is kept; 3 where there are 3 or more."),

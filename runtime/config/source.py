@@ -2,9 +2,8 @@
 
 Each reader turns its source into `{dotted key: ConfigValue}`, where a setting remembers where it was
 written; `build_config` checks every value against its key's type and makes the structs. It knows
-no key by name: the root section given to it is the list. Peer input never comes here, but files
-are bounded all the same: bytes, depth, and nodes with aliases counted as often as they are used.
-`dump` goes the other way.
+no key by name: the root section given to it is the list. Peer input never comes here. `dump` goes the other
+way.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from .keys import Field, Secret, Section, config_fields, section_types
 _Root = TypeVar("_Root", bound=Section)
 
 FILE_BYTES_MAX = 256 * 1024
-DEPTH_MAX = 16
-NODES_MAX = 10_000
 
 PREFIX = "TRINAMO_"
 # Variables that are read elsewhere and are no configuration keys.
@@ -108,94 +105,47 @@ def read_yaml_file(root: type[Section], path: Path) -> dict[str, ConfigValue]:
 def read_yaml(root: type[Section], text: str, source: str) -> dict[str, ConfigValue]:
     """Read YAML text into settings that remember their lines."""
     try:
-        _check_depth(text, source)
         loader = _Loader(text)
-        try:
-            document = loader.get_single_node()
-            if document is None:
-                return {}
-            return dict(_YamlWalk(root, loader, source).section(document, ""))
-        finally:
-            loader.dispose()
+        document = loader.get_single_node()
+        return {} if document is None else dict(_settings(root, loader, document, source))
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
         raise ConfigError(f"{source}{line}: not valid YAML: {problem}") from exc
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deep") from None
 
 
-def _check_depth(text: str, source: str) -> None:
-    """Bound nesting before composing: PyYAML composes recursively, but parses events flat."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEPTH_MAX:
-            assert event.start_mark is not None, "parsed from text, so it has a place"
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{source}, line {line}: nested more than {DEPTH_MAX} deep")
+def _settings(
+    root: type[Section], loader: _Loader, node: yaml.Node, source: str, prefix: str = ""
+) -> Iterator[tuple[str, ConfigValue]]:
+    """The settings of one section of a composed document, and of those in it."""
+    fields, sections = config_fields(root), section_types(root)
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        return  # A section whose keys are all commented out.
+    here = prefix or "the document"
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{here} ({_origin(source, node)}): expected keys and values")
+    seen: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        origin = _origin(source, key_node)
+        if not isinstance(key_node, yaml.ScalarNode) or not _is_word(key_node.value):
+            raise ConfigError(f"{here} ({origin}): a key is one plain word")
+        key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
+        if key in seen:
+            raise ConfigError(f"{key} ({origin}): given twice, first in line {seen[key]}")
+        seen[key] = key_node.start_mark.line + 1
+        if key in sections:
+            yield from _settings(root, loader, value_node, source, key)
+        elif key in fields:
+            yield key, ConfigValue(loader.construct_object(value_node, deep=True), origin)
+        else:
+            raise _unknown(key, origin, [*fields, *sections])
 
 
-class _YamlWalk:
-    """One walk over a composed document, counting nodes as often as aliases repeat them."""
-
-    def __init__(self, root: type[Section], loader: _Loader, source: str) -> None:
-        self.fields = config_fields(root)
-        self.sections = section_types(root)
-        self.loader = loader
-        self.source = source
-        self.nodes = 0
-
-    def origin(self, node: yaml.Node) -> str:
-        return f"{self.source}, line {node.start_mark.line + 1}"
-
-    def count(self, node: yaml.Node, depth: int = 0) -> None:
-        self.nodes += 1
-        if self.nodes > NODES_MAX or depth > DEPTH_MAX:
-            raise ConfigError(
-                f"{self.origin(node)}: more than {NODES_MAX} values or {DEPTH_MAX} levels,"
-                " counting aliases as often as they are used"
-            )
-
-    def count_all(self, node: yaml.Node, depth: int) -> None:
-        self.count(node, depth)
-        if isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                self.count_all(item, depth + 1)
-        elif isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                self.count_all(key, depth + 1)
-                self.count_all(value, depth + 1)
-
-    def section(self, node: yaml.Node, prefix: str) -> Iterator[tuple[str, ConfigValue]]:
-        self.count(node)
-        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
-            return  # A section whose keys are all commented out.
-        if not isinstance(node, yaml.MappingNode):
-            name = prefix or "the document"
-            raise ConfigError(f"{name} ({self.origin(node)}): expected keys and values")
-        seen: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            self.count(key_node)
-            if not isinstance(key_node, yaml.ScalarNode) or not _is_word(key_node.value):
-                raise ConfigError(
-                    f"{prefix or 'the document'} ({self.origin(key_node)}): a key is one plain word"
-                )
-            key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
-            if key in seen:
-                first = f"given twice, first in line {seen[key]}"
-                raise ConfigError(f"{key} ({self.origin(key_node)}): {first}")
-            seen[key] = key_node.start_mark.line + 1
-            if key in self.sections:
-                yield from self.section(value_node, key)
-            elif key in self.fields:
-                self.count_all(value_node, 0)
-                value = self.loader.construct_object(value_node, deep=True)
-                yield key, ConfigValue(value, self.origin(key_node))
-            else:
-                raise _unknown(key, self.origin(key_node), [*self.fields, *self.sections])
+def _origin(source: str, node: yaml.Node) -> str:
+    return f"{source}, line {node.start_mark.line + 1}"
 
 
 def _is_word(text: str) -> bool:

@@ -51,7 +51,6 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     answers_bytes_max: Annotated[
         Bytes, about("All such answers of a process together; one that finds no room is a 503.")
     ] = 256 << 20
-    event_bytes_max: Annotated[FrameBytes, about("A longer event is.")] = 1 << 20
     health_interval_s: Annotated[
         Seconds, about("Between two looks at an upstream's health and load.")
     ] = 2.0

@@ -1,4 +1,4 @@
-"""What one worker process is called, what it runs, and how much of it."""
+"""What one worker process is called, what it runs, and how much of it; whom it asks, and what it lends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from .keys import Count, Name, Port, Seconds, Section, Text, Tokens, about
+from .keys import Bytes, Count, Name, Port, Seconds, Section, Text, Tokens, about
 from .models import check_engine, is_own_engine, parse_model
 from .upstream import UpstreamConfig
 
@@ -187,3 +187,76 @@ def endpoint_of_model(endpoint: str, model: str) -> str:
     """What the endpoint of one of several models is called: the same in every process."""
     slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") or "model"
     return f"{endpoint}-{slug}"[:_NAME_CHARACTERS_MAX]
+
+
+class DisaggregationConfig(Section, frozen=True, kw_only=True):
+    """Prefill and decode workers (`worker.role`); see `docs/disaggregation.md`."""
+
+    mode: Annotated[
+        Literal["decode_first", "prefill_first"],
+        about(
+            "As decode workers are told. `decode_first`: they have blocks and put a job into the"
+            " queue, and a prefill worker writes into these while it computes. `prefill_first`: they"
+            " ask a prefill worker, and read its blocks when it has computed all."
+        ),
+    ] = "prefill_first"
+    prefill_tokens_local_max: Annotated[
+        Annotated[int, Meta(ge=0, le=1 << 20, extra={"unit": "tokens"})],
+        about("Prompts with no more than this to compute are computed by the decode worker."),
+    ] = 1000
+    queue_depth_max: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)],
+        about("While so many prompts wait for a prefill worker, decode workers compute theirs."),
+    ] = 16
+    queue_timeout_s: Annotated[
+        Seconds,
+        about("How long a prompt waits for a prefill worker to begin with it."),
+    ] = 2.0
+    prefill_timeout_s: Annotated[
+        Seconds,
+        about("How long a prefill worker may take until the blocks are at the decode worker."),
+    ] = 30.0
+    pool_share_max: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        about(
+            "The part of a decode worker's KV blocks that may be lent to prefill workers, or in"
+            " quarantine because one hangs; prompts beyond it are computed by the decode worker."
+        ),
+    ] = 0.5
+    jobs_max: Annotated[
+        Count, about("Jobs of the queue that one prefill worker works on at a time.")
+    ] = 4
+
+
+class WeightsConfig(Section, frozen=True, kw_only=True):
+    """A worker without its model's file takes it from a peer; see `docs/weights.md`."""
+
+    enabled: Annotated[
+        bool, about("Offer our model file to peers, and take theirs where ours is missing.")
+    ] = True
+    bytes_per_second_max: Annotated[Bytes, about("Lent to all peers together, beside serving.")] = (
+        256 << 20
+    )
+    peers_max: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        about("Peers that take from us at once; the next one is refused, and tries another."),
+    ] = 4
+    chunk_bytes: Annotated[
+        Annotated[int, Meta(ge=4096, le=1 << 26, extra={"unit": "bytes"})],
+        about(
+            "Read, sent and checked at once. A holder registers twice as much memory for each of"
+            " `peers_max`, and touches it when it is asked."
+        ),
+    ] = 4 << 20
+    file_bytes_max: Annotated[Bytes, about("A larger file is not taken.")] = 1 << 38
+    patience_s: Annotated[
+        Seconds, about("How long a worker without a file looks for a peer that lends it.")
+    ] = 60.0
+    stall_timeout_s: Annotated[
+        Seconds,
+        about(
+            "A holder that brings no chunk for so long is left for another. Longer than"
+            " `chunk_bytes` of each of `peers_max` take at `bytes_per_second_max`."
+        ),
+    ] = 30.0
+    port: Annotated[Port, about("Port of a holder for these reads; 0: the system chooses.")] = 0

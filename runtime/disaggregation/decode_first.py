@@ -28,7 +28,7 @@ import trio
 
 from ..caller.client import Client
 from ..caller.streams import ResponseStream
-from ..config.disaggregation import DisaggregationConfig
+from ..config.worker import DisaggregationConfig
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation
 from ..env import Env, draw_id

@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from ..caller.client import Client
-from ..config.disaggregation import DisaggregationConfig
+from ..config.worker import DisaggregationConfig
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation
 from ..errors import (

@@ -25,7 +25,7 @@ from typing import Final
 
 import trio
 
-from ..config.config import Config
+from ..config.config import CLOSE_TIMEOUT_S, Config
 from ..env import Env, draw_id
 from ..http.metrics import FrontendMetrics
 from ..kv.cache import KvCache
@@ -141,14 +141,11 @@ async def open_runtime(
                 await transfers.offer(runtime.registrar)
             yield runtime
             await runtime.shutdown()
-            limit_s = config.shutdown.close_timeout_s
-            everything.deadline = trio.current_time() + limit_s
+            everything.deadline = trio.current_time() + CLOSE_TIMEOUT_S
             for nursery in (data_nursery, event_nursery, control_nursery):
                 nursery.cancel_scope.cancel()
     if everything.cancelled_caught:
-        _log.warning(
-            "shutdown: the planes did not close within %g s", config.shutdown.close_timeout_s
-        )
+        _log.warning("shutdown: the planes did not close within %g s", CLOSE_TIMEOUT_S)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import trio
 
 from ..caller.client import Client
 from ..caller.clients import Clients
-from ..config.config import Config
+from ..config.config import KILL_TIMEOUT_S, LEAVE_TIMEOUT_S, REVOKE_TIMEOUT_S, Config
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import UnavailableError
@@ -310,7 +310,7 @@ class Runtime:
         limits = self.config.shutdown
         if self._reports is not None:
             self._reports.drain()
-        yield Step("leave discovery", limits.leave_timeout_s, self._entries.leave)
+        yield Step("leave discovery", LEAVE_TIMEOUT_S, self._entries.leave)
         worker.refuse_new()
         self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
@@ -320,12 +320,12 @@ class Runtime:
             yield Step("stop", limits.stop_timeout_s, worker.wait_idle)
         if worker.active_count:
             worker.kill_all()
-            yield Step("kill", limits.kill_timeout_s, worker.wait_idle)
+            yield Step("kill", KILL_TIMEOUT_S, worker.wait_idle)
         self.env.note("drain.end", active=worker.active_count)
         if self.transfers is not None:
             # The lease comes after: a peer that still moves our blocks must not take us for dead.
             yield Step("drain transfers", limits.transfer_timeout_s, self.transfers.drain)
-        yield Step("revoke the lease", limits.revoke_timeout_s, self.registrar.revoke)
+        yield Step("revoke the lease", REVOKE_TIMEOUT_S, self.registrar.revoke)
 
     def drain_with(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Have `drain` called when new requests are refused, and waited for as requests are.

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import attrs
 
-from ..config.weights import WeightsConfig
+from ..config.worker import WeightsConfig
 from ..context import Context
 from ..errors import (
     OverloadedError,

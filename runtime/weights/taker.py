@@ -19,7 +19,7 @@ import trio
 from ..caller.client import Client
 from ..caller.streams import Exchange
 from ..config.config import Config
-from ..config.weights import WeightsConfig
+from ..config.worker import WeightsConfig
 from ..errors import (
     ConfigError,
     CorruptedError,

@@ -63,9 +63,7 @@ async def test_a_server_hurt_under_writes_costs_no_message_and_no_job(
 ) -> None:
     """The leader is that of a plain stream and of a queue's jobs at the same time."""
     history = History()
-    async with open_nats(
-        cluster.urls, NatsConfig(ping_interval_s=0.5, reconnect_wait_s=0.05, stream_replicas=3)
-    ) as plane:
+    async with open_nats(cluster.urls, NatsConfig(ping_interval_s=0.5, stream_replicas=3)) as plane:
         stream = StreamClient(plane, "outage")
         await stream.create(replicas=3)
         async with stream.receiving(), open_jobs(plane, "work") as jobs:
@@ -99,8 +97,8 @@ async def test_a_plane_goes_to_another_server_and_takes_its_subscriptions_along(
 ) -> None:
     """Core messages, without JetStream: at most once, and nothing needs a leader."""
     async with (
-        open_nats(cluster.urls, NatsConfig(reconnect_wait_s=0.05)) as plane,
-        open_nats(cluster.urls[::-1], NatsConfig(reconnect_wait_s=0.05)) as other,
+        open_nats(cluster.urls, NatsConfig()) as plane,
+        open_nats(cluster.urls[::-1], NatsConfig()) as other,
         other.subscribe("news.>") as news,
     ):
         for turn in range(2):

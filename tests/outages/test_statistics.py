@@ -47,7 +47,7 @@ async def test_every_count_of_an_outage_is_in_the_metrics(
         open_etcd(etcd.address, EtcdConfig(request_timeout_s=1)) as control,
         open_nats(
             nats.url,
-            NatsConfig(token=Secret(nats.token), outgoing_messages_max=4, reconnect_wait_s=0.05),
+            NatsConfig(token=Secret(nats.token), outgoing_messages_max=4),
         ) as events,
         control.watch("k/") as changes,
         events.subscribe("n", pending_max=1),

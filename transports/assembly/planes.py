@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, check_files
+from trinamo.runtime.config.config import Config, check_files, read_secret
 from trinamo.runtime.config.keys import Secret
-from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError

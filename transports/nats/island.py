@@ -46,6 +46,9 @@ _log = logging.getLogger("trinamo.nats")
 PUBLISH_BATCH = 64
 ABORT_GRACE_S = 0.5
 SERVERS_MAX = 64
+RECONNECT_WAIT_S = 0.1
+RECONNECT_WAIT_MAX_S = 5.0
+OUTGOING_BYTES_MAX = 64 << 20
 
 
 class Island(Line):
@@ -55,7 +58,7 @@ class Island(Line):
         self._section: NatsConfig = options.section
         super().__init__(
             messages_max=self._section.outgoing_messages_max,
-            bytes_max=self._section.outgoing_bytes_max,
+            bytes_max=OUTGOING_BYTES_MAX,
         )
         self.options = options
         self.is_closing = False
@@ -324,8 +327,7 @@ class Island(Line):
             abort(client)
 
     async def _back_off(self, attempt: int) -> None:
-        ceiling = self._section.reconnect_wait_max_s
-        wait_s = min(ceiling, self._section.reconnect_wait_s * 2.0 ** min(attempt - 1, 16))
+        wait_s = min(RECONNECT_WAIT_MAX_S, RECONNECT_WAIT_S * 2.0 ** min(attempt - 1, 16))
         # Spread out, so that a server that returns is not met by all its clients at once.
         await wait_for(self._closing.wait(), wait_s * self._rng.uniform(0.5, 1.0))
 

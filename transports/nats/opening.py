@@ -29,7 +29,7 @@ async def open_nats(
     Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
     takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
     Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
-    `outgoing_bytes_max` bytes wait. A server that leaves two pings unanswered counts as gone.
+    64 MiB wait. A server that leaves two pings unanswered counts as gone.
 
     With `tls`, or an address of `tls://`, a server that offers no TLS is sent nothing, not even a
     greeting: opening raises `ConnectError`, and later the plane stays away.

@@ -32,6 +32,8 @@ from .readers import Readers
 from .watch import UpstreamView
 
 _log = logging.getLogger("trinamo.upstream")
+EVENT_BYTES_MAX: Final = 1 << 20
+"""Of an answer that is streamed; one with a longer event is given up."""
 _CHAT: Final = "/v1/chat/completions"
 _EMBEDDINGS: Final = "/v1/embeddings"
 _PATHS: Final = (_CHAT, "/v1/completions", _EMBEDDINGS, "/v1/responses")
@@ -111,10 +113,10 @@ class Upstream:
         # Of embeddings no server streams, whatever the body says.
         if not asked.stream or request.path == _EMBEDDINGS:
             return WholeAnswer(self.section.answer_bytes_max, renaming)
-        limit, choices = self.section.event_bytes_max, asked.choices if request.path == _CHAT else 0
+        choices = asked.choices if request.path == _CHAT else 0
         opening, delivered = request.opening, request.delivered_tokens
         return StreamedAnswer(
-            limit, renaming, choices=choices, opening=opening, delivered=delivered
+            EVENT_BYTES_MAX, renaming, choices=choices, opening=opening, delivered=delivered
         )
 
     async def run(self) -> None:

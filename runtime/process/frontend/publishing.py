@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from ...config.config import REVOKE_TIMEOUT_S
 from ...env import draw_id
 from ...nurseries import open_nursery
 from ...protocol.discovery.instances import FrontendEntry, encode_frontend, frontend_key
@@ -26,5 +27,5 @@ async def publish_frontend(runtime: Runtime, url: str, status: str) -> None:
             await runtime.registrar.register(frontend_key(frontend_id), lambda _: entry)
             await trio.sleep_forever()
     finally:
-        with trio.move_on_after(runtime.config.shutdown.revoke_timeout_s, shield=True):
+        with trio.move_on_after(REVOKE_TIMEOUT_S, shield=True):
             await runtime.registrar.revoke()

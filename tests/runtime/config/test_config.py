@@ -13,9 +13,7 @@ from hypothesis import given, strategies as st
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.keys import config_fields, section_types
 from trinamo.runtime.config.source import (
-    DEPTH_MAX,
     FILE_BYTES_MAX,
-    NODES_MAX,
     RESERVED_VARIABLES,
     build_config,
     parse_size,
@@ -228,20 +226,12 @@ def test_a_file_above_the_bound_is_not_parsed(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "http: " + "{a: " * 5000, "- " * 5000])
-def test_deep_nesting_is_refused_before_it_is_composed(file: Path, text: str) -> None:
-    assert f"nested more than {DEPTH_MAX} deep" in error_of(file, text)
-
-
-def test_aliases_count_as_often_as_they_are_used(file: Path) -> None:
-    """The billion laughs: nine lists of nine aliases each."""
-    lines = ["control_plane: {etcd: {endpoints: [", "&a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f", &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
-
-    assert f"more than {NODES_MAX} values" in error_of(file, "\n".join([*lines, "]}}"]))
+def test_deep_nesting_is_told_in_a_sentence(file: Path, text: str) -> None:
+    assert error_of(file, text).endswith("nested too deep")
 
 
 def test_an_alias_to_itself_is_refused(file: Path) -> None:
-    assert "levels" in error_of(file, "control_plane: {etcd: {endpoints: &a [*a]}}")
+    assert "recursive" in error_of(file, "control_plane: {etcd: {endpoints: &a [*a]}}")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.runtime.config.config import Config, SecurityConfig, load_config
-from trinamo.runtime.config.membership_secret import SECRET_BYTES_MAX, read_secret
+from trinamo.runtime.config.config import (
+    SECRET_BYTES_MAX,
+    Config,
+    SecurityConfig,
+    load_config,
+    read_secret,
+)
 from trinamo.runtime.config.source import dump
 from trinamo.runtime.errors import ConfigError
 

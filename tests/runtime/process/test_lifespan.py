@@ -140,7 +140,6 @@ async def test_shutdown_stops_then_kills_what_does_not_finish() -> None:
             serving=True,
             shutdown__drain_timeout_s=0.05,
             shutdown__stop_timeout_s=0.05,
-            shutdown__kill_timeout_s=1,
         ) as server:
             await server.serve(HANG, hang, request_type=int)
             await client.router.wait_instances()
@@ -298,7 +297,7 @@ class Clinging(OneProcess):
 async def test_a_plane_that_does_not_close_is_left_in_its_time(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_process(Clinging(), serving=True, shutdown__close_timeout_s=3):
+    async with open_process(Clinging(), serving=True):
         left_at = trio.current_time()
 
     assert trio.current_time() - left_at == 3

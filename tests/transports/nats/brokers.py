@@ -61,7 +61,7 @@ class NatsServerUnderTest:
     async def connect(self) -> AsyncIterator[EventPlane]:
         async with open_nats(
             [self.url],
-            NatsConfig(outgoing_messages_max=64, reconnect_wait_s=0.02, reconnect_wait_max_s=0.1),
+            NatsConfig(outgoing_messages_max=64),
         ) as plane:
             yield plane
 

@@ -269,9 +269,7 @@ async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
 async def test_a_server_that_falls_silent_counts_as_gone() -> None:
     with private_server(find_nats_server()) as server:
         assert server.child is not None
-        async with open_nats(
-            [server.url], NatsConfig(ping_interval_s=0.1, reconnect_wait_max_s=0.2)
-        ) as plane:
+        async with open_nats([server.url], NatsConfig(ping_interval_s=0.1)) as plane:
             server.child.send_signal(signal.SIGSTOP)
             await wait_away(plane)
             server.child.send_signal(signal.SIGCONT)
@@ -285,7 +283,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
     host, _, port = url.removeprefix("nats://").partition(":")
     with trio.fail_after(30):
         async with (
-            open_nats([url], NatsConfig(reconnect_wait_s=0.02)) as plane,
+            open_nats([url], NatsConfig()) as plane,
             plane.subscribe(f"{subject}.>") as subscription,
         ):
             async with await trio.open_tcp_stream(host, int(port)) as raw:
@@ -303,9 +301,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
 async def test_a_server_that_refuses_us_is_asked_again() -> None:
     """A server that turns our credentials away for a while, which nats-py takes as final."""
     with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(30):
-        async with open_nats(
-            [server.url], NatsConfig(token=Secret("t"), reconnect_wait_s=0.02)
-        ) as plane:
+        async with open_nats([server.url], NatsConfig(token=Secret("t"))) as plane:
             server.kill()
             await wait_away(plane)
             server.command[-1] = "changed"
@@ -331,7 +327,7 @@ async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
         private_server(binary, *arguments(routes[1], routes[0])) as second,
         trio.fail_after(30),
     ):
-        async with open_nats([first.url], NatsConfig(reconnect_wait_s=0.02)) as plane:
+        async with open_nats([first.url], NatsConfig()) as plane:
             async with open_nats([second.url]) as other:
                 await until_reachable(plane, other)
             # The list of members is read when a connection is made or lost.

@@ -170,7 +170,7 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
         done.append(job.id)
 
     with private_server(find_nats_server(), "-js", "-sd", str(stored)) as server:
-        async with open_nats([server.url], NatsConfig(reconnect_wait_s=0.02)) as plane:
+        async with open_nats([server.url], NatsConfig()) as plane:
             queues = Queues(plane, RealEnv(), read_interval_s=0.1)
             async with (
                 queues.consume("work", handle, decode=bytes, queue_limits=LIMITS, limits=PACE),

@@ -86,7 +86,7 @@ async def test_tls_is_not_given_up_on_a_reconnection(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(authority.ca_file))
     with private_server(find_nats_server(), *flags) as server:
         async with open_nats(
-            [server.url], NatsConfig(token=Secret("the-token"), reconnect_wait_s=0.01), tls=context
+            [server.url], NatsConfig(token=Secret("the-token")), tls=context
         ) as plane:
             await plane.check_health()
             server.kill()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.config import CLOSE_TIMEOUT_S, Config
 from trinamo.runtime.errors import ConfigError
 
 from ..options import Sources
@@ -75,12 +75,7 @@ def sharing(sources: Sources, port: int) -> Sources:
 def frontend_grace_s(config: Config) -> float:
     """How long a frontend may take to end by itself."""
     http = config.http
-    return (
-        http.lame_duck_s
-        + http.drain_timeout_s
-        + http.stop_grace_s
-        + config.shutdown.close_timeout_s
-    )
+    return http.lame_duck_s + http.drain_timeout_s + http.stop_grace_s + CLOSE_TIMEOUT_S
 
 
 def status_url_of(child: Child) -> str:

@@ -261,7 +261,7 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
 def check_files(config: Config, *, serves_http: bool) -> None:
     """Read what files the processes will, so that a name that is wrong is told before anything starts."""
     from trinamo.runtime.config import config as planes
-    from trinamo.runtime.config.membership_secret import read_secret
+    from trinamo.runtime.config.config import read_secret
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.http import service
     from trinamo.transports.assembly.http import Http

@@ -266,8 +266,7 @@ class Cluster:
             await end_all(self.frontends, frontend_grace_s(config), self._display.say)
         if self.workers:
             self._display.busy(f"draining {_count(len(self.workers), 'worker')}")
-            grace_s = sum(msgspec.structs.astuple(config.shutdown))
-            await end_all(self.workers, grace_s, self._display.say)
+            await end_all(self.workers, config.shutdown.whole_s, self._display.say)
 
     # --- the run file ---
 
