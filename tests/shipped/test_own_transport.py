@@ -105,4 +105,8 @@ def test_processes_find_each_other_through_it(installed: Path, tmp_path: Path) -
         assert len(running.children) == 3, "two workers and a frontend"
         done = place.run("chat", "say it")
         assert "say it" in done.stdout, done.stderr
+        assert place.run("config", "set", "log.access", "none").returncode == 0
+        told = place.run("status").stdout
+        assert told.startswith("control plane: SQLite 3."), told
+        assert "2 of 2" in told
         assert running.end() == 0

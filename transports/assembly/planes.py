@@ -10,15 +10,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import trio
 
 from trinamo.runtime.config.config import Config, check_files, read_secret
 from trinamo.runtime.config.keys import Secret
-from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
-from trinamo.runtime.env import Env
+from trinamo.runtime.config.planes import (
+    ControlPlaneConfig,
+    EtcdConfig,
+    EventPlaneConfig,
+    NatsConfig,
+)
+from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.transports.tcp import TcpOptions
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from trinamo.runtime.traces.spans import SpanSink
     from trinamo.transports.servers import EmbeddedServer
 
+S = TypeVar("S", ControlPlaneConfig, EventPlaneConfig)
 INSTALLED: Final = "trinamo.transports"
 """The group of entry points by which packages offer transports, by name."""
 
@@ -154,6 +160,26 @@ def _installed(key: str, name: str, opener: str) -> Any:
     if not callable(found := getattr(transport, opener, None)):
         raise ConfigError(f"{key} is {name!r}, but {where} has no {opener}(options, env)")
     return found
+
+
+def reach_control(config: Config) -> AbstractAsyncContextManager[ControlPlane]:
+    """The control plane of a cluster that runs, for a command beside it: no server is started."""
+    section = _of_others("control_plane", config.control_plane)
+    beside = msgspec.structs.replace(config, control_plane=section)
+    return RealTransports().open_control(beside, RealEnv())
+
+
+def reach_events(config: Config) -> AbstractAsyncContextManager[EventPlane]:
+    """The event plane of a cluster that runs, likewise."""
+    section = _of_others("event_plane", config.event_plane)
+    beside = msgspec.structs.replace(config, event_plane=section)
+    return RealTransports().open_events(beside, RealEnv())
+
+
+def _of_others(key: str, section: S) -> S:
+    if section.backend == "memory":
+        raise ConfigError(f"{key}.backend is memory, which no other process can ask")
+    return msgspec.structs.replace(section, embedded=False)
 
 
 def embedded_etcd(section: EtcdConfig) -> AbstractAsyncContextManager[EmbeddedServer]:

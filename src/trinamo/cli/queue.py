@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -350,12 +350,9 @@ def _completions(
         return []
 
 
-@asynccontextmanager
-async def _events(sources: Sources) -> AsyncIterator[EventPlane]:
-    from trinamo.transports.assembly.planes import open_event_plane
+def _events(sources: Sources) -> AbstractAsyncContextManager[EventPlane]:
+    from trinamo.transports.assembly.planes import reach_events
 
     from .running.locating import locate
 
-    section = locate(sources).config.event_plane.nats
-    async with open_event_plane(section, list(section.servers)) as events:
-        yield events
+    return reach_events(locate(sources).config)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -207,23 +206,14 @@ def _in_force(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
 def _run(action: Callable[[ControlPlane], Awaitable[Any]], sources: Sources) -> Any:
     import trio
 
-    from .running.locating import quiet_log
+    from trinamo.transports.assembly.planes import reach_control
+
+    from .running.locating import locate, quiet_log
 
     quiet_log()
 
     async def act() -> Any:
-        async with _control(sources) as control:
+        async with reach_control(locate(sources).config) as control:
             return await action(control)
 
     return trio.run(act)
-
-
-@asynccontextmanager
-async def _control(sources: Sources) -> AsyncIterator[ControlPlane]:
-    from trinamo.transports.assembly.planes import open_control_plane
-
-    from .running.locating import locate
-
-    section = locate(sources).config.control_plane.etcd
-    async with open_control_plane(section, list(section.endpoints)) as control:
-        yield control

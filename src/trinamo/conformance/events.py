@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pytest
 import trio
@@ -19,6 +19,9 @@ from trinamo.runtime.planes import EventPlane, Message, Subscription
 
 from .control import until
 
+F = TypeVar("F", bound=Callable[..., Any])
+async_fixture: Callable[[F], F] = trio_fixture
+"""It has no types of its own."""
 OpenEvents = Callable[[], AbstractAsyncContextManager[EventPlane]]
 _numbers: Final = itertools.count()
 
@@ -64,14 +67,14 @@ async def echo(
 class EventPlaneConformance:
     """What every `EventPlane` promises but for its work queues; `open_plane` is one more process's."""
 
-    @trio_fixture
+    @async_fixture
     async def plane(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """One process's plane."""
         with trio.fail_after(30):
             async with open_plane() as plane:
                 yield plane
 
-    @trio_fixture
+    @async_fixture
     async def other(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """Another process's plane on the same broker."""
         with trio.fail_after(30):

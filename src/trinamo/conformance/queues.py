@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 import trio
 import trio.testing
-from pytest_trio import trio_fixture
 
 from trinamo.runtime.errors import OverloadedError, RequestError, UnavailableError
 from trinamo.runtime.planes import (
@@ -23,7 +22,7 @@ from trinamo.runtime.planes import (
     WorkQueue,
 )
 
-from .events import OpenEvents
+from .events import OpenEvents, async_fixture
 
 LIMITS: Final = QueueLimits(visibility_timeout_s=10, attempts_max=3)
 SHORT: Final = QueueLimits(visibility_timeout_s=0.4, attempts_max=2)
@@ -66,20 +65,20 @@ class WorkQueueConformance:
         """One that no other test's queue has."""
         return fresh_name()
 
-    @trio_fixture
+    @async_fixture
     async def plane(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """One process's plane."""
         with trio.fail_after(60):
             async with open_plane() as plane:
                 yield plane
 
-    @trio_fixture
+    @async_fixture
     async def queue(self, plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
         """Leases of 10 s, three attempts."""
         async with plane.work_queue(name, limits=LIMITS) as queue:
             yield queue
 
-    @trio_fixture
+    @async_fixture
     async def short_queue(self, plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
         """Leases of 0.4 s, two attempts."""
         async with plane.work_queue(name, limits=SHORT) as queue:

@@ -13,9 +13,8 @@ import attrs
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.config import Config, read_secret
 from trinamo.runtime.config.keys import is_loopback
-from trinamo.runtime.config.membership_secret import read_secret
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
@@ -24,7 +23,7 @@ from trinamo.runtime.traces.ring import RecentView, TraceView
 from trinamo.runtime.view.listing import Listing, read_listing
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
-from trinamo.transports.assembly.planes import open_control_plane
+from trinamo.transports.assembly.planes import open_control_plane, reach_control
 from trinamo.transports.assembly.run_file import find_runs
 from trinamo.transports.openai.client import fetch
 from trinamo.transports.tcp import TcpOptions, open_request_plane
@@ -47,7 +46,8 @@ async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Sur
     config, run = target.config, target.run
     endpoints = config.control_plane.etcd.endpoints
     neighbours = neighbours_of(endpoints, run, url)
-    is_known = run is not None or target.is_named or neighbours.frontends
+    is_named = target.is_named or _is_of_a_package(config)
+    is_known = run is not None or is_named or neighbours.frontends
     if not is_known and not await somebody_listens(endpoints[0]):
         raise UnavailableError(NOTHING_RUNS)
     listing = await _listing(target, can_wait=not neighbours.frontends)
@@ -60,8 +60,21 @@ async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Sur
         )
 
 
+def _is_of_a_package(config: Config) -> bool:
+    """Whether an installed package carries the control plane, and no etcd of anybody's."""
+    return config.control_plane.backend not in ("etcd", "memory")
+
+
 async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
     """What etcd says, or why it says nothing; `UnavailableError` if nobody else can be asked."""
+    if _is_of_a_package(target.config):
+        try:
+            async with reach_control(target.config) as control:
+                return await read_listing(control)
+        except TrinamoError as error:
+            if can_wait:
+                raise
+            return error.message
     section = target.config.control_plane.etcd
     endpoints = section.endpoints
     timeout_s = min(section.connect_timeout_s, ETCD_TIMEOUT_S)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import msgspec
 import trio
 
 from trinamo.runtime.errors import TrinamoError, UnavailableError
