@@ -27,8 +27,7 @@ from trinamo.transports.etcd.client import Client
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.nats.line import Line
-from trinamo.transports.nats.outbox import Interest
+from trinamo.transports.nats.outbox import Interest, Line
 
 from ..cluster.services import NotedStore
 from ..services.connector import Connector

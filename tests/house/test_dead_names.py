@@ -24,7 +24,7 @@ KNOWN = {
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step optlen",
     "looked up by the name of the call that arrives, in the simulated etcd":
-        "_deleterange _txn _leasegrant _leaserevoke _leasekeepalive",
+        "_deleterange _txn _compact _leasegrant _leaserevoke _leasekeepalive",
     "the standard library calls it, or reads it: logging, io": "encoding writable",
     "attrs calls it: the default of a field": "_make_decoder",
     "a library reads it: PyYAML, jinja2, llama.cpp, llguidance, NIXL, typer": """

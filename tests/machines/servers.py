@@ -12,7 +12,7 @@ import trio
 from tests.machines.machines import Machine
 from trinamo.transports.servers.binaries import etcd_command, find_etcd, find_nats_server
 from trinamo.transports.servers.embedded import EmbeddedServer
-from trinamo.transports.servers.probes import etcd_is_ready, nats_is_ready
+from trinamo.transports.servers.process import etcd_is_ready, nats_is_ready
 
 ETCD_PEER, NATS_PEER = 2380, 6222
 

@@ -51,7 +51,7 @@ class LeaseKeeper:
         self._questions: dict[int, _Question] = {}
         self._stream: Stream | None = None
         self._scope = trio.CancelScope()
-        self._wanted = trio.Event()
+        self._wanted = trio.lowlevel.ParkingLot()
         self._opened_at = 0.0
         self._last_words = ""
 
@@ -60,7 +60,7 @@ class LeaseKeeper:
         question = self._questions.get(lease_id)
         if question is None:
             question = self._questions[lease_id] = _Question()
-            self._wanted.set()
+            self._wanted.unpark_all()
             self._ask(lease_id, question)
         question.waiters += 1
         try:
@@ -70,7 +70,11 @@ class LeaseKeeper:
                 with trio.move_on_at(min(try_until, give_up_at)) as attempt:
                     await question.answered.wait()
                 if attempt.cancelled_caught:
-                    self._give_up_old_stream()
+                    self._client.missed("a lease was not renewed in time")
+                    # A member that hangs: the next stream may reach another one. Each caller has its
+                    # own time, and a young stream shall not pay for an old one's silence.
+                    if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
+                        self._scope.cancel()
         finally:
             question.waiters -= 1
             if question.waiters == 0 and self._questions.get(lease_id) is question:
@@ -78,16 +82,18 @@ class LeaseKeeper:
         if question.error is not None:
             raise question.error
         if not question.answered.is_set():
-            raise self._given_up(lease_id, question)
+            words = f"lease {lease_id:x} not renewed: {self._last_words}"
+            may_have_arrived = question.is_on_stream or question.was_sent
+            error_type = DeadlineError if may_have_arrived else ConnectError
+            raise error_type(f"etcd at {self._client.where}: {words}")
         return question.left_s
 
     async def run(self) -> None:
         """Keep the stream until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
-            if not self._questions:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
+            while not self._questions:
+                await self._wanted.park()
             self._opened_at = trio.current_time()
             with trio.CancelScope() as self._scope:
                 try:
@@ -152,13 +158,6 @@ class LeaseKeeper:
             await look(waits=True)
         self._client.heard()
 
-    def _give_up_old_stream(self) -> None:
-        """A member that hangs: the next stream may reach another one."""
-        self._client.missed("a lease was not renewed in time")
-        # Each caller has its own time, and a young stream shall not pay for an old one's silence.
-        if trio.current_time() - self._opened_at >= self._client.per_try_timeout_s:
-            self._scope.cancel()
-
     def _ask(self, lease_id: int, question: _Question) -> None:
         if self._stream is None:
             return
@@ -193,8 +192,3 @@ class LeaseKeeper:
             question.error = final_error(lost.cause)
             question.answered.set()
         self._questions.clear()
-
-    def _given_up(self, lease_id: int, question: _Question) -> TrinamoError:
-        text = f"etcd at {self._client.where}: lease {lease_id:x} not renewed: {self._last_words}"
-        may_have_arrived = question.is_on_stream or question.was_sent
-        return DeadlineError(text) if may_have_arrived else ConnectError(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ class GrpcStream:
         self._token = trio.lowlevel.current_trio_token()
         self._ended = trio.Event()
         self._error: StatusError | None = None
-        self._call = method(self._take_requests(), metadata=metadata)
+        self._call = method(iter(self._requests.get, None), metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="etcd-stream", daemon=True)
         self._reader.start()
 
@@ -51,7 +51,8 @@ class GrpcStream:
         try:
             replies = [await self._receive.receive()]
         except trio.EndOfChannel:
-            raise self._lost() from None
+            why = "the server ended the stream" if self._error is None else self._error.text
+            raise StreamLostError(why, self._error) from None
         with suppress(trio.WouldBlock, trio.EndOfChannel):
             while True:
                 replies.append(self._receive.receive_nowait())
@@ -70,15 +71,6 @@ class GrpcStream:
         with trio.CancelScope(shield=True):
             await self._ended.wait()
         self._reader.join()
-
-    def _lost(self) -> StreamLostError:
-        if self._error is None:
-            return StreamLostError("the server ended the stream")
-        return StreamLostError(self._error.text, self._error)
-
-    def _take_requests(self) -> Iterator[Any]:
-        while (request := self._requests.get()) is not None:
-            yield request
 
     def _read(self) -> None:
         try:

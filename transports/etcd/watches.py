@@ -54,7 +54,7 @@ class Watch:
     """One watch as its reader sees it."""
 
     prefix: str
-    wake: Callable[[], None]
+    wake: Callable[[], object]
     phase: Phase = Phase.LISTING
     error: ControlPlaneError | None = None
     next_revision: int = 0
@@ -90,7 +90,7 @@ class WatchTable:
 
     # --- what readers do -----------------------------------------------------------------------
 
-    def add(self, prefix: str, wake: Callable[[], None]) -> Watch:
+    def add(self, prefix: str, wake: Callable[[], object]) -> Watch:
         """A new watch, which its reader has to list first. `wake` is called when it changes."""
         watch = Watch(prefix, wake)
         self._watches[watch] = None

@@ -47,11 +47,11 @@ class WatchKeeper:
         self._client = client
         self._silence_s = silence_s
         self._stream: Stream | None = None
-        self._wanted = trio.Event()
+        self._wanted = trio.lowlevel.ParkingLot()
 
     def want(self) -> None:
         """There is a watch, or one has something to say to the server."""
-        self._wanted.set()
+        self._wanted.unpark_all()
         self.flush()
 
     def flush(self) -> None:
@@ -73,9 +73,8 @@ class WatchKeeper:
         """Keep the stream until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
-            if not len(self.table):
-                self._wanted = trio.Event()
-                await self._wanted.wait()
+            while not len(self.table):
+                await self._wanted.park()
             started = trio.current_time()
             try:
                 await self._serve_stream()
@@ -142,8 +141,8 @@ class WatchReader:
     ) -> None:
         self._keeper = keeper
         self._list_prefix = list_prefix
-        self._changed = trio.Event()
-        self._watch: Watch = keeper.table.add(prefix, self._wake)
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._watch: Watch = keeper.table.add(prefix, self._waiting.unpark_all)
 
     def close(self) -> None:
         """Stop watching; no checkpoint."""
@@ -166,8 +165,7 @@ class WatchReader:
             if self._watch.phase is Phase.LISTING:
                 await self._list()
             else:
-                self._changed = trio.Event()
-                await self._changed.wait()
+                await self._waiting.park()
 
     async def _list(self) -> None:
         pause_s = PAUSE_MIN_S
@@ -181,6 +179,3 @@ class WatchReader:
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
         self._keeper.table.listed(self._watch, snapshot)
         self._keeper.want()
-
-    def _wake(self) -> None:
-        self._changed.set()

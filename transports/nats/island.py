@@ -28,11 +28,9 @@ from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
-from .client import NatsClient
-from .farewell import CONNECTION_ERRORS, abort, say_goodbye, settle, wait_for
-from .line import Line
+from .client import CONNECTION_ERRORS, NatsClient, abort, say_goodbye, settle, wait_for
 from .options import NatsOptions
-from .outbox import Interest
+from .outbox import Interest, Line
 
 with warnings.catch_warnings():
     # On Python 3.12 and 3.13 trio-asyncio subclasses asyncio's deprecated child watchers when it

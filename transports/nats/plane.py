@@ -19,8 +19,7 @@ from trinamo.runtime.errors import ConnectError, DeadlineError, RequestError, Un
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 
 from .checks import check_group, check_pattern, check_subject, message_bytes
-from .line import Line
-from .outbox import Interest, Publication
+from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import open_work_queue
 
@@ -88,7 +87,8 @@ class NatsEventPlane:
         self._subscriptions: dict[NatsSubscription, None] = {}
         self._dropped_before = 0
         self._is_closed = False
-        line.add(Interest(f"{inbox}.*", "", self._on_reply, _nothing))
+        # Nobody waits for the inbox: it is subscribed before the connection counts as open.
+        line.add(Interest(f"{inbox}.*", "", self._on_reply, lambda: None))
 
     @property
     def message_bytes_max(self) -> int:
@@ -268,7 +268,3 @@ class NatsEventPlane:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConnectError("this connection to NATS was closed")
-
-
-def _nothing() -> None:
-    """Nobody waits for the inbox: it is subscribed before the connection counts as open."""

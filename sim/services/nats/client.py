@@ -21,8 +21,7 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import Message, QueueLimits, WorkQueue
 from trinamo.runtime.protocol.streams.codec import Frame
-from trinamo.transports.nats.line import Line
-from trinamo.transports.nats.outbox import Interest, Publication
+from trinamo.transports.nats.outbox import Interest, Line, Publication
 from trinamo.transports.nats.plane import NatsEventPlane
 
 from ..connector import Connector

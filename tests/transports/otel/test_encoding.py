@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 
 from trinamo.runtime.traces.spans import Span
-from trinamo.transports.otel.encoding import SpanEncoder
+from trinamo.transports.otel.exporter import SpanEncoder
 
 RESOURCE = Resource.create({"service.name": "mine", "trinamo.role": "frontend"})
 

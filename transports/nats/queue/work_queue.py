@@ -199,7 +199,8 @@ class NatsWorkQueue:
 
     async def take(self, *, wait_s: float) -> LeasedJob | None:
         give_up_at = trio.current_time() + wait_s
-        self._forget_expired()
+        now = trio.current_time()
+        self._held = {token: held for token, held in self._held.items() if held.until > now}
         while True:
             delivery = await self._fetcher.fetch(give_up_at=give_up_at)
             if delivery is None:
@@ -242,15 +243,11 @@ class NatsWorkQueue:
                     leased = self._record(delivery, "leased", attempt)
                     written = await self._write(delivery, leased, revision, until)
                     if written and trio.current_time() < until:
-                        return self._hold(Held(delivery, leased, written, until))
+                        self._held[leased.token] = Held(delivery, leased, written, until)
+                        queued_s = max(0.0, wall() - delivery.put_ns / _NS)
+                        about = (attempt, leased.token, queued_s, delivery.origin)
+                        return LeasedJob(delivery.job_id, delivery.payload, *about)
         return None  # Others are at it: it is theirs, or is delivered again.
-
-    def _hold(self, held: Held) -> LeasedJob:
-        self._held[held.record.token] = held
-        delivery, record = held.delivery, held.record
-        queued_s = max(0.0, wall() - delivery.put_ns / _NS)
-        about = (record.attempt, record.token, queued_s, delivery.origin)
-        return LeasedJob(delivery.job_id, delivery.payload, *about)
 
     def _record(
         self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""
@@ -351,19 +348,15 @@ class NatsWorkQueue:
 
     def _give_back(self, delivery: Delivery) -> None:
         """A delivery that nobody wants any more. Its record knows of no attempt."""
+
+        async def give_back() -> None:
+            try:
+                await self._plane.publish(delivery.ack_subject, _NAK)
+            except TrinamoError as error:
+                logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
+
         if self._nursery is not None:
-            self._nursery.start_soon(self._return, delivery)
-
-    async def _return(self, delivery: Delivery) -> None:
-        try:
-            await self._plane.publish(delivery.ack_subject, _NAK)
-        except TrinamoError as error:
-            logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
-
-    def _forget_expired(self) -> None:
-        now = trio.current_time()
-        for token in [token for token, held in self._held.items() if held.until <= now]:
-            del self._held[token]
+            self._nursery.start_soon(give_back)
 
     # --- looking after it ---
 
