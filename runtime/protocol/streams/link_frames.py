@@ -92,9 +92,9 @@ class Opening:
     window_bytes: int
 
 
-@attrs.frozen
+@attrs.define
 class Message:
-    """A request or an answer, which are of no stream."""
+    """A request or an answer, which are of no stream. Not frozen: one is made for every request."""
 
     kind: Kind
     header: bytes

@@ -40,7 +40,7 @@ _DATA_BYTES_MAX: Final = 512 * 1024
 _STREAM_MAX: Final = MESSAGES_FROM - 1
 _U32_MAX: Final = 0xFFFFFFFF
 _OPEN, _DATA, _PART, _BATCH = int(Kind.OPEN), int(Kind.DATA), int(Kind.PART), int(Kind.BATCH)
-_REQUEST, _ANSWER = int(Kind.REQUEST), int(Kind.ANSWER)
+_MESSAGES: Final = {int(kind): kind for kind in (Kind.REQUEST, Kind.ANSWER)}
 _PAIRS: Final = struct.Struct(">II")
 
 
@@ -301,12 +301,12 @@ class Demultiplexer:
     ) -> Control | Opening | Credit | Message | RemoteProtocolError | None:
         """What a frame says by itself; None if it is late, or of an item."""
         header, data = frame
+        if kind in _MESSAGES:
+            return self._message(_MESSAGES[kind], stream, header[HEAD_BYTES:], data)
         if kind == _OPEN:
             opening = parse_opening(header, data)
             self._ids.opened(stream)
             return opening
-        if kind in (_REQUEST, _ANSWER):
-            return self._message(Kind(kind), stream, header[HEAD_BYTES:], data)
         if stream not in self._live:
             if stream >= MESSAGES_FROM:
                 self._take_part(kind, stream, data)

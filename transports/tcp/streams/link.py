@@ -167,7 +167,8 @@ class Link:
     @property
     def has_room_for_messages(self) -> bool:
         """Whether one may be sent now, be it a long one."""
-        return self.has_room and self._mux.takes_messages
+        mux = self._mux
+        return mux.queued_bytes < self._options.queue_bytes_max and mux.takes_messages
 
     async def wait_room_for_messages(self) -> None:
         """Return once there is, or the link is over. Safe to cancel."""
@@ -310,10 +311,10 @@ class Link:
         stream, what = arrival
         lane = self.lanes.get(stream)
         if lane is None:
-            if isinstance(what, Opening):
-                self._open(stream, what)
-            elif isinstance(what, Message):
+            if isinstance(what, Message):
                 self._take(what)
+            elif isinstance(what, Opening):
+                self._open(stream, what)
             elif isinstance(what, Refused):
                 self._is_turned_away = True
                 raise RemoteProtocolError(f"turned away: {what.message}")
