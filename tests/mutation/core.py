@@ -55,7 +55,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "properties/protocols/test_live_set.py",
     ),
     "runtime/protocol/queue/work_queue.py": (
-        "tests/conformance/events/test_work_queue*.py",
+        "tests/conformance/events/test_event_plane.py",
         "properties/protocols/test_work_queue.py",
     ),
     "runtime/worker/registration.py": ("tests/runtime/worker/test_re*.py",),

@@ -46,7 +46,8 @@ def files_in_the_tree() -> set[str]:
         for path in (ROOT / folder).rglob("*.py")
     }
     front = ROOT / "src" / "trinamo"
-    for path in [*front.glob("*.py"), *(front / "cli").rglob("*.py")]:
+    rooms = [path for name in ("cli", "conformance") for path in (front / name).rglob("*.py")]
+    for path in [*front.glob("*.py"), *rooms]:
         found.add(f"trinamo/{path.relative_to(front).as_posix()}")
     return found
 
