@@ -248,8 +248,10 @@ def config_fields(root: type[Section]) -> Mapping[str, Field]:
             ]
             texts = [meta.description for meta in metas if meta.description]
             key = f"{prefix}.{field.name}" if prefix else field.name
+            is_made = field.default_factory is not msgspec.NODEFAULT
+            default = field.default_factory() if is_made else field.default
             found[key] = Field(
-                key, kind, field.default, units[0] if units else "", texts[-1] if texts else ""
+                key, kind, default, units[0] if units else "", texts[-1] if texts else ""
             )
     return found
 
