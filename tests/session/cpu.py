@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    options = {name: config.getoption(name, default=False) for name in ("cpu", "costs")}
+    options = {name: bool(config.getoption(name, default=False)) for name in ("cpu", "costs")}
     if any(options.values()) and not config.pluginmanager.has_plugin("cpu"):
         config.pluginmanager.register(Costs(**options), "cpu")
 

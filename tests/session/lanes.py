@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(config.option.basetemp)
         config.option.basetemp = str(folder.with_name(folder.name.removeprefix("popen-gw")))
     elif is_ours(config) and not config.pluginmanager.has_plugin("dealer"):
-        hands = deal(set(test_files(config)), len(config.getoption("tx")), costs())
+        hands = deal(set(test_files(config)), len(config.getoption("tx") or ()), costs())
         config.pluginmanager.register(Dealer(hands), "dealer")
 
 
@@ -127,7 +127,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 for test in tests:
                     self.workqueue.setdefault(unit_of(test), {})[test] = False
                 # What it is told by each lane in turn is what the last one has.
-                session = self.config.pluginmanager.getplugin("session")
+                session: Any = self.config.pluginmanager.getplugin("session")
                 session.testscollected = len(tests)
                 self.collection: list[str] | None = tests
             for node in self.nodes:

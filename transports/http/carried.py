@@ -51,15 +51,15 @@ class Carrier(Protocol):
     """The peer's."""
     dates: Dates
 
-    def send_head(self, stream_id: int, status: int, headers: Headers) -> None:
+    def send_head(self, stream_id: int, status: int, headers: Headers, /) -> None:
         """Send a head; dropped if the stream is over."""
         ...
 
-    def send_body(self, stream: CarriedExchange) -> None:
+    def send_body(self, stream: CarriedExchange, /) -> None:
         """The stream has something to send, or has come to its end."""
         ...
 
-    def grant(self, stream_id: int, size: int) -> None:
+    def grant(self, stream_id: int, size: int, /) -> None:
         """The client may send as much again."""
         ...
 
