@@ -77,7 +77,7 @@ def write(request: GenerateRequest, choices: st.DataObject) -> str:
 @given(schemas, st.data())
 def test_an_answer_by_a_schema_parses_and_fits_it(schema: Any, choices: st.DataObject) -> None:
     """Every text that the grammar lets end is JSON that a validator accepts."""
-    text = write(GenerateRequest(model="m", json_schema=json.dumps(schema)), choices)
+    text = write(GenerateRequest(model="m", prompt="p", json_schema=json.dumps(schema)), choices)
     jsonschema.validate(json.loads(text), schema)
 
 
@@ -93,7 +93,7 @@ def test_a_required_call_names_a_tool_and_has_its_arguments(
         for name, schema in parameters.items()
     ]
     choice = choices.draw(st.sampled_from(["required", "function:second"]))
-    request = GenerateRequest(model="m", tools=json.dumps(tools), tool_choice=choice)
+    request = GenerateRequest(model="m", prompt="p", tools=json.dumps(tools), tool_choice=choice)
     parser = ToolCallParser()
     pieces = [*parser.push(write(request, choices)), *parser.finish()]
     name = next(each.name for each in pieces if not isinstance(each, str) and each.name)
