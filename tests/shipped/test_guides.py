@@ -15,7 +15,6 @@ from contextlib import aclosing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np  # noqa: F401 -- it cannot be imported twice, as `sys.modules` is put back
 import pytest
 import trio
 
@@ -50,13 +49,16 @@ def write_files(page: Path, folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "words.txt").write_text("some words")
-    return write_files(WORKER_PAGE, tmp_path)
+    yield write_files(WORKER_PAGE, tmp_path)
+    # Only these: of what they imported some, as numpy and trio-asyncio, cannot be imported twice.
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_every_file_of_the_worker_s_page_is_tested(engines: list[str]) -> None:
