@@ -2,7 +2,7 @@
 
 A parser that is kind to a bare LF, a folded line or two lengths reads another request than a proxy
 in front of it may have, and that is how requests are smuggled (RFC 9112, sections 2.2, 5.2, 6.1
-and 11.2). What this module does not do: parse (h11 does), and answer (`transports/http/server.py`).
+and 11.2). What this module does not do: parse (llhttp does), and answer (`transports/http/server.py`).
 """
 
 from __future__ import annotations
