@@ -15,11 +15,13 @@ import enum
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import trio
 
+from .errors import DeadlineError
 from .protocol.streams.reasons import Reason
 from .traces.trace import NO_TRACE, Trace
 
@@ -243,6 +245,22 @@ class Context:
         """The same, which Stop cancels, too: for waits that only an answer is worth."""
         return KillableScope(self, State.STOPPED)
 
+    def in_time(self) -> AbstractContextManager[object]:
+        """A block that its deadline leaves: the request is killed then, and `DeadlineError` raised.
+
+        The caller's own end of a deadline that travels, for a worker that has fallen silent.
+        """
+        return _UNBOUNDED if self.deadline == math.inf else _TimedScope(self)
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, 0 if there is none; `DeadlineError` once it is over."""
+        if self.deadline == math.inf:
+            return 0.0
+        left = self.deadline - trio.current_time()
+        if left <= 0:
+            raise DeadlineError("the request's time was up before a worker had it")
+        return left
+
     async def wait_stopped(self) -> None:
         """Return once stopped or killed; at once if it already is. Safe to cancel."""
         if self.state >= State.STOPPED:
@@ -279,3 +297,36 @@ class KillableScope:
     def _cancel(self, state: State) -> None:
         if state >= self._state:
             self._scope.cancel()
+
+
+_UNBOUNDED: Final = nullcontext()
+
+
+class _TimedScope:
+    """See `Context.in_time`."""
+
+    __slots__ = ("_context", "_scope")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._scope = trio.CancelScope(deadline=context.deadline)
+
+    def __enter__(self) -> None:
+        if trio.current_time() >= self._context.deadline:
+            self._end()
+        self._scope.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        is_over = bool(self._scope.__exit__(exc_type, exc, traceback))
+        if self._scope.cancelled_caught:
+            self._end()
+        return is_over
+
+    def _end(self) -> NoReturn:
+        self._context.kill(Reason.DEADLINE)
+        raise DeadlineError("the request's time is up; the worker is told to end it")

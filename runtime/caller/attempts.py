@@ -6,18 +6,25 @@ the liveness of its instance is watched (`liveness.py`), and what is found out e
 
 from __future__ import annotations
 
+import random
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
 import outcome
 import trio
 
 from ..context import Context
 from ..deadlines import Deadlines
-from ..errors import DisconnectedError, KilledError, TrinamoError
+from ..errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
 from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
-from ..protocol.kv.hints import RoutingHint
-from ..protocol.streams.request import Answer, ConnectionInfo, Envelope, raise_for_nack
+from ..protocol.streams.request import Answer, Envelope, attempt_id, raise_for_nack
+from ..protocol.undecodable import UNDECODABLE
+from ..sinks import Sink
 from .router import Router
+from .search import Asked
 
 
 class UnaryAttempt(InFlight):
@@ -84,8 +91,41 @@ def _check(answer: Answer | TrinamoError, result: bytes = b"") -> bytes:
     return result
 
 
-class StreamAttempt(InFlight):
-    """One streaming request at one instance; once it has begun, its stream.
+class Attempt(InFlight):
+    """One streaming request at one instance, counted as under way there until `close`.
+
+    At a worker it is a `StreamAttempt`, at another server of OpenAI's API an `UpstreamAttempt`.
+    """
+
+    def __init__(self, instance: Instance, context: Context, router: Router, asked: Asked) -> None:
+        super().__init__(is_waiting=True, payload_bytes=len(asked.payload))
+        self.cached_blocks = router.begin(instance, self, asked.hint)
+        """Of the prompt, at the instance; None if that is not known."""
+        self.instance, self.context = instance, context
+        self._asked, self._router = asked, router
+        self._leg = context.trace.begin("attempt", instance=instance.id)
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Deliver the request; returns once the instance has begun to answer."""
+
+    @abstractmethod
+    async def forward(self, sink: Sink[Any]) -> None:
+        """Hand every item to `sink`; returns at the end, or raises what ended the answer."""
+
+    def begun(self) -> None:
+        """The instance answers: that discovery does not name it any more ends nothing from here on."""
+        self.is_waiting = False
+        self._leg.mark("begun")
+
+    def close(self, error: BaseException | None = None) -> None:
+        """It is over, and with `error` failed: whoever still works for it is told. Synchronous."""
+        self._leg.leave(error)
+        self._router.end(self.instance, self)
+
+
+class StreamAttempt(Attempt):
+    """One streaming request at one worker; once it has begun, its stream.
 
     It waits in one place, the stream's channel: for the worker to open the stream, or to refuse it,
     and for the prologue.
@@ -95,57 +135,52 @@ class StreamAttempt(InFlight):
         self,
         instance: Instance,
         context: Context,
+        router: Router,
+        asked: Asked,
         plane: ResponsePlane,
         openings: Deadlines[StreamAttempt],
-        router: Router,
-        hint: RoutingHint | None = None,
-        payload_bytes: int = 0,
+        rng: random.Random,
     ) -> None:
-        super().__init__(is_waiting=True, payload_bytes=payload_bytes)
-        self.cached_blocks = router.begin(instance, self, hint)
-        """Of the prompt, at the instance; None if that is not known."""
-        self._leg = context.trace.begin("attempt", instance=instance.id)
-        self.instance = instance
+        super().__init__(instance, context, router, asked)
         self.input: InputRegistration | None = None
-        self.context = context
-        self._plane, self._openings, self._router = plane, openings, router
+        self._plane, self._openings, self._rng = plane, openings, rng
         self._delivery: Delivery | None = None
         self._sending: trio.CancelScope | None = None
         """While it waits for a request plane."""
         self._error: DisconnectedError | None = None
         try:
             self.registration = plane.register(context)
-        except BaseException:
-            router.end(instance, self)
+        except BaseException as error:
+            super().close(error)
             raise
         self.channel = self.registration.channel
 
-    @property
-    def traceparent(self) -> str:
-        """The span of this attempt, for the worker's; without one, the caller's own."""
-        return self._leg.traceparent or self.context.traceparent
-
-    def open_input(self) -> ConnectionInfo:
-        """Where the worker opens the stream of the request's input."""
-        self.input = self._plane.register_input(self.context)
-        return self.input.connection
-
     def close(self, error: BaseException | None = None) -> None:
-        """It is over, and with `error` failed: whoever still works for it is told. Synchronous."""
-        self._leg.leave(error)
+        """It is over; the worker is told to end what it still does."""
+        super().close(error)
         self._openings.end(self)
         if self._delivery is not None:
             self._delivery.cancel(self.context.why_left())
         if self.input is not None:
             self.input.close()
-        self._router.end(self.instance, self)
         self.registration.close()
 
-    async def run(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> None:
+    async def run(self) -> None:
         """Deliver the request; returns once the handler has started."""
-        check_killed(self.context)
+        context, instance, payload = self.context, self.instance, self._asked.payload
+        plane, address = self._router.route(instance)
+        if self._asked.takes_input:
+            self.input = self._plane.register_input(context)
+        envelope = Envelope(
+            id=attempt_id(context.id, self._rng),
+            endpoint=instance.endpoint,
+            instance_id=instance.id,
+            response=self.registration.connection,
+            request=None if self.input is None else self.input.connection,
+            deadline_s=context.left_s(),
+            traceparent=self._leg.traceparent or context.traceparent,
+        )
+        check_killed(context)
         self._delivery = plane.post(address, envelope, payload, self._take)
         if self._delivery is None:
             await self._send(plane, address, envelope, payload)
@@ -153,12 +188,22 @@ class StreamAttempt(InFlight):
         await self.channel.wait_prologue()
         # From here on the connection itself tells better whether the worker lives, and one that
         # left discovery is given up only if it has fallen silent too.
-        self.is_waiting = False
-        self._leg.mark("begun")
+        self.begun()
         self._openings.end(self)
         if self._delivery is not None:
             # Whoever has begun has accepted.
             self._delivery.forget()
+
+    async def forward(self, sink: Sink[Any]) -> None:
+        """See `Attempt`; items are decoded as they come."""
+        await self.channel.forward(_Decoding(self._asked.decode, sink))
+
+    async def next(self) -> Any:
+        """The next item, instead of `forward`; raises `StopAsyncIteration` at the end."""
+        try:
+            return self._asked.decode(await self.channel.__anext__())
+        except UNDECODABLE as error:
+            raise _undecodable(error) from error
 
     @property
     def has_items(self) -> bool:
@@ -215,6 +260,34 @@ class StreamAttempt(InFlight):
         check_killed(context)
         if ack is not None:
             self._take(ack)
+
+
+class _Decoding(Sink[bytes]):
+    """Decodes items for another sink. One that does not decode comes after those before it."""
+
+    __slots__ = ("_decode", "_sink")
+
+    def __init__(self, decode: Callable[[bytes], Any], sink: Sink[Any]) -> None:
+        super().__init__()
+        self._decode, self._sink = decode, sink
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[bytes]) -> bool:
+        decoded: list[Any] = []
+        try:
+            for item in items:
+                decoded.append(self._decode(item))  # noqa: PERF401 -- those before a bad one count
+        except UNDECODABLE as error:
+            if decoded:
+                self._sink.take(decoded)
+            raise _undecodable(error) from error
+        return self._sink.take(decoded)
+
+
+def _undecodable(error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an item does not decode: {error}")
 
 
 def check_killed(context: Context) -> None:

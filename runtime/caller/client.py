@@ -1,52 +1,48 @@
 """The caller's end: one request out, one response stream in.
 
-`Client.stream` chooses an instance, delivers the envelope, and waits for the worker to open the
-stream and for its prologue, watching all the while the request's context, the instance's presence in
-discovery, and the connection. Until the first item has come, a failed attempt is tried on another
-instance; after that the stream belongs to its worker.
+`Client.stream` chooses an instance, delivers the request, and waits for the instance to begin its
+answer, watching all the while the request's context, the instance's presence in discovery, and the
+connection. Until the first item has come, a failed attempt is tried on another instance; after that
+the stream belongs to its instance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
-import attrs
 import msgspec
+import trio
 
 from ..config.router import RouterConfig
 from ..context import Context
 from ..deadlines import Deadlines
 from ..env import Env, draw_id
 from ..errors import (
+    DisconnectedError,
     KilledError,
     RemoteProtocolError,
-    UnavailableError,
+    UpstreamError,
 )
 from ..logs.fields import add_fields
-from ..planes import RequestPlane, ResponsePlane
+from ..planes import InputRegistration, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
-from ..protocol.streams.request import (
-    Envelope,
-    RequestKind,
-    attempt_id,
-)
+from ..protocol.streams.request import Envelope, RequestKind, attempt_id
 from ..protocol.undecodable import UNDECODABLE
+from ..sinks import Sink
 from ..traces.ring import Traces
 from ..traces.trace import NO_TRACE, Leg
-from .attempts import StreamAttempt, UnaryAttempt, check_killed
-from .deadline import Bound, left_s, within
+from .attempts import Attempt, StreamAttempt, UnaryAttempt, check_killed
 from .router import Router
-from .search import ELSEWHERE, Among, Patience, Search
-from .streams import Exchange, ResponseStream
+from .search import ELSEWHERE, Among, Asked, Patience, Search
 
 T = TypeVar("T")
-S = TypeVar("S")
+_ITS_FAULT: Final = (DisconnectedError, RemoteProtocolError, UpstreamError)
+"""Errors of an answer that has begun which may be its instance's fault."""
 _DECODERS_MAX: Final = 64
 """More types of items are not asked for at one endpoint, unless they are made up on the way."""
 
@@ -57,7 +53,7 @@ class Client:
     def __init__(
         self,
         router: Router,
-        response_plane: ResponsePlane,
+        response_plane: ResponsePlane | None,
         env: Env,
         *,
         attempts_max: int = 3,
@@ -67,15 +63,15 @@ class Client:
         self.router = router
         self._response_plane = response_plane
         self.env = env
-        self._attempts_max = attempts_max
+        self.attempts_max = attempts_max
         self._traces = traces or Traces(env.clock, 0)
         self._openings = Deadlines(opening_timeout_s, StreamAttempt.give_up_opening)
-        self._encode = msgspec.msgpack.Encoder().encode
+        self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
     def tune(self, section: RouterConfig) -> None:
         """Choose, and try elsewhere, as `section` says from now on."""
-        self._attempts_max = section.attempts_max
+        self.attempts_max = section.attempts_max
         self.router.tune(section)
 
     async def run(self) -> None:
@@ -101,7 +97,7 @@ class Client:
         among: Among = None,
         hint: RoutingHint | None = None,
         patience: Patience | None = None,
-    ) -> AbstractAsyncContextManager[ResponseStream[T]]:
+    ) -> ResponseStream[T]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
@@ -114,17 +110,16 @@ class Client:
         its own `context.deadline`. After it every wait on the stream raises `DeadlineError`, and
         both ends have `Reason.DEADLINE`; `context` itself lives on.
         """
-
-        def found(attempt: StreamAttempt) -> ResponseStream[T]:
-            decoder = self._decoder(item_type)
-            stream = ResponseStream(attempt, decoder, self.router)
-            if hint is not None:
-                stream.cached_blocks = attempt.cached_blocks
-                stream.tell_first(partial(self.router.first_item, attempt))
-            return stream
-
-        asked = Asked(self._encode(request), instance_id, among, hint, patience=patience)
-        return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
+        asked = Asked(
+            request,
+            self.encode(request),
+            self._decoder(item_type).decode,
+            instance_id=instance_id,
+            among=among,
+            hint=hint,
+            patience=patience,
+        )
+        return ResponseStream(self, asked, context, timeout_s, deadline)
 
     def exchange(
         self,
@@ -135,18 +130,20 @@ class Client:
         timeout_s: float | None = None,
         deadline: float = math.inf,
         instance_id: str | None = None,
-    ) -> AbstractAsyncContextManager[Exchange[T]]:
+    ) -> Exchange[T]:
         """As `stream`, of an endpoint that is also streamed to; `send` its input, then `finish`.
 
         No input is sent before a worker has the request, so attempts go to other instances as those
         of `stream` do.
         """
-
-        def found(attempt: StreamAttempt) -> Exchange[T]:
-            return Exchange(attempt, self._decoder(item_type), self.router)
-
-        asked = Asked(self._encode(request), instance_id, takes_input=True)
-        return _Opening(self, asked, context, Bound(timeout_s, deadline), found)
+        asked = Asked(
+            request,
+            self.encode(request),
+            self._decoder(item_type).decode,
+            instance_id=instance_id,
+            takes_input=True,
+        )
+        return Exchange(self, asked, context, timeout_s, deadline)
 
     async def call(
         self,
@@ -164,34 +161,56 @@ class Client:
         `context.deadline` bound it as they bound a `stream`: raises `DeadlineError` then, and
         `KilledError` once `context` was killed, having told the worker to forget it, and why.
         """
-        payload = self._encode(request)
-        asking, leg = self.begin(context)
+        asked = Asked(request, self.encode(request), instance_id=instance_id)
+        ours, leg = self.begin(context, timeout_s, deadline)
         with leg:
-            limited = Bound(timeout_s, deadline).limit(asking)
             try:
-                with limited.cancelled_by_kill():
-                    call = partial(self._call, payload, instance_id, limited)
-                    result = await within(limited, call)
+                with ours.in_time(), ours.cancelled_by_kill():
+                    result = await self._call(asked, ours)
                     return self._decode_result(result, result_type)
-                reason = limited.why_left()
+                reason = ours.why_left()
                 raise KilledError(f"the request was killed: {reason}", reason=reason)
             finally:
-                if limited is not asking:
-                    limited.close()
+                if ours is not context:
+                    ours.close()
 
-    def begin(self, context: Context | None) -> tuple[Context, Leg]:
-        """The context of a request, and its leg here; whoever gave one writes its legs himself."""
-        if context is not None:
-            return context, NO_TRACE.begin("caller")
-        context = Context(self.new_id())
-        context.trace = self._traces.begin(context.id)
-        return context, context.trace.begin("caller", endpoint=str(self.router.endpoint))
+    def begin(
+        self, given: Context | None, timeout_s: float | None, deadline: float
+    ) -> tuple[Context, Leg]:
+        """The context of a request, to be closed unless it is the one `given`, and its leg here.
 
-    async def _call(self, payload: bytes, instance_id: str | None, context: Context) -> bytes:
-        check_killed(context)
-        search = Search(
-            self.router, context, attempts_max=self._attempts_max, instance_id=instance_id
+        Whoever gave one writes its legs himself. A bound of this call alone ends a child of it.
+        """
+        if timeout_s is not None:
+            deadline = min(deadline, trio.current_time() + timeout_s)
+        leg = NO_TRACE.begin("caller")
+        context = given
+        if context is None:
+            context = Context(self.new_id())
+            context.trace = self._traces.begin(context.id)
+            leg = context.trace.begin("caller", endpoint=str(self.router.endpoint))
+        elif deadline < math.inf:
+            context = Context(context.id, parent=context)
+        if deadline < math.inf:
+            context.limit(deadline)
+        return context, leg
+
+    def attempt(self, instance: Instance, context: Context, asked: Asked) -> Attempt:
+        """An attempt of a streaming request, which is to be run and closed."""
+        assert self._response_plane is not None, "of whoever asks workers"
+        return StreamAttempt(
+            instance,
+            context,
+            self.router,
+            asked,
+            self._response_plane,
+            self._openings,
+            self.env.rng,
         )
+
+    async def _call(self, asked: Asked, context: Context) -> bytes:
+        check_killed(context)
+        search = Search(self.router, context, asked, self.attempts_max)
         while True:
             instance = await search.choose()
             add_fields(instance_id=instance.id)
@@ -206,10 +225,11 @@ class Client:
                         endpoint=instance.endpoint,
                         instance_id=instance.id,
                         kind=RequestKind.UNARY,
-                        deadline_s=left_s(context),
+                        deadline_s=context.left_s(),
                         traceparent=leg.traceparent or context.traceparent,
                     )
-                    return await attempt.run(*self._route(instance), envelope, payload)
+                    route = self.router.route(instance)
+                    return await attempt.run(*route, envelope, asked.payload)
             except ELSEWHERE as error:
                 search.fail(instance, error)
                 if not error.definite:
@@ -229,108 +249,62 @@ class Client:
             decoder = self._decoders[item_type] = msgspec.msgpack.Decoder(item_type)
         return decoder
 
-    # --- one streaming request, attempt by attempt ---
 
-    async def dispatch(self, asked: Asked, context: Context) -> StreamAttempt:
-        """The attempt that succeeded; whoever gets it closes it."""
-        search = Search(
-            self.router,
-            context,
-            attempts_max=self._attempts_max,
-            payload_bytes=len(asked.payload),
-            instance_id=asked.instance_id,
-            among=asked.among,
-            hint=asked.hint,
-            patience=asked.patience,
-        )
-        while True:
-            instance = await search.choose()
-            add_fields(instance_id=instance.id)
-            attempt = StreamAttempt(
-                instance,
-                context,
-                self._response_plane,
-                self._openings,
-                self.router,
-                asked.hint,
-                len(asked.payload),
-            )
-            try:
-                await attempt.run(
-                    *self._route(instance), self._envelope(attempt, asked), asked.payload
-                )
-            except ELSEWHERE as error:
-                attempt.close(error)
-                search.fail(instance, error)
-            except BaseException as error:
-                attempt.close(error)
-                raise
-            else:
-                self.router.restore(instance)
-                return attempt
+class ResponseStream(Generic[T]):
+    """One streaming request: entering it finds who answers, then come the items, and one end.
 
-    def _envelope(self, attempt: StreamAttempt, asked: Asked) -> Envelope:
-        return Envelope(
-            id=attempt_id(attempt.context.id, self.env.rng),
-            endpoint=attempt.instance.endpoint,
-            instance_id=attempt.instance.id,
-            response=attempt.registration.connection,
-            request=attempt.open_input() if asked.takes_input else None,
-            deadline_s=left_s(attempt.context),
-            traceparent=attempt.traceparent,
-        )
-
-    def _route(self, instance: Instance) -> tuple[RequestPlane, str]:
-        route = self.router.route(instance)
-        if route is None:
-            spoken = ", ".join(instance.transports) or "nothing"
-            raise UnavailableError(
-                f"instance {instance.id} speaks {spoken}, which is not spoken here"
-            )
-        return route
-
-
-@attrs.frozen
-class Asked:
-    """One streaming request."""
-
-    payload: bytes
-    instance_id: str | None
-    among: Among = None
-    hint: RoutingHint | None = None
-    takes_input: bool = False
-    patience: Patience | None = None
-
-
-class _Opening(Generic[S]):
-    """An `async with` over one streaming request."""
-
-    __slots__ = ("_asked", "_attempt", "_bound", "_child", "_client", "_context", "_found", "_leg")
+    That is the complete end, or one `TrinamoError`. Leaving the `async with`, at any point and for
+    any reason, kills what is left.
+    """
 
     def __init__(
         self,
         client: Client,
         asked: Asked,
         context: Context | None,
-        bound: Bound,
-        found: Callable[[StreamAttempt], S],
+        timeout_s: float | None,
+        deadline: float,
     ) -> None:
-        self._client, self._asked, self._found = client, asked, found
-        self._context, self._bound = context, bound
-        self._child: Context | None = None
-        """Ours alone, and to be closed: what a bound of this call ends."""
+        self.cached_blocks: int | None = None
+        """Leading blocks of the prompt that it had, as the policy `kv` knew; None under others."""
+        self._client, self._asked, self._given = client, asked, context
+        self._timeout_s, self._deadline = timeout_s, deadline
 
-    async def __aenter__(self) -> S:
-        asking, self._leg = self._client.begin(self._context)
-        context = self._bound.limit(asking)
-        self._child = None if context is asking else context
+    @property
+    def instance(self) -> Instance:
+        """Who answers."""
+        return self._attempt.instance
+
+    async def __aenter__(self) -> Self:
+        """Try one instance after the other until one has begun to answer."""
+        client, router, asked = self._client, self._client.router, self._asked
+        context, self._leg = client.begin(self._given, self._timeout_s, self._deadline)
+        self._context = context
+        search = Search(router, context, asked, client.attempts_max)
+        attempt: Attempt | None = None
         try:
-            opening = partial(self._client.dispatch, self._asked, context)
-            self._attempt = await within(context, opening)
+            with context.in_time():
+                while True:
+                    instance = await search.choose()
+                    add_fields(instance_id=instance.id)
+                    try:
+                        attempt = client.attempt(instance, context, asked)
+                        await attempt.run()
+                        break
+                    except ELSEWHERE as error:
+                        if attempt is not None:
+                            attempt.close(error)
+                            attempt = None
+                        search.fail(instance, error)
         except BaseException as error:
+            if attempt is not None:
+                attempt.close(error)
             self._close(error)
             raise
-        return self._found(self._attempt)
+        assert attempt is not None
+        router.restore(instance)
+        self._attempt, self.cached_blocks = attempt, attempt.cached_blocks
+        return self
 
     async def __aexit__(
         self,
@@ -343,5 +317,90 @@ class _Opening(Generic[S]):
 
     def _close(self, error: BaseException | None) -> None:
         self._leg.leave(error)
-        if self._child is not None:
-            self._child.close()
+        if self._context is not self._given:
+            self._context.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item.
+
+        Raises `DisconnectedError` if the worker went away (it is inhibited by then), or said
+        nothing for `router.silence_grace_s` and has left discovery or does not answer
+        (`liveness.py`); `KilledError` if the context was killed, `DeadlineError` once its deadline
+        is over, or what the handler raised.
+        """
+        assert isinstance(self._attempt, StreamAttempt), "an upstream's answer is forwarded"
+        try:
+            with self._context.in_time():
+                item: T = await self._attempt.next()
+                return item
+        except _ITS_FAULT as error:
+            self._client.router.fail(self.instance, error, self._context)
+            raise
+
+    async def forward(self, sink: Sink[T]) -> None:
+        """Hand every item to `sink` as it comes, instead of iterating; returns at the end.
+
+        Sleeps in between: `sink` is called in the turn of the connection's reader. Raises what
+        iterating raises, or what `sink` does.
+        """
+        router, attempt = self._client.router, self._attempt
+        if self._asked.hint is not None:
+            sink = _Telling(sink, partial(router.first_item, attempt))
+        try:
+            with self._context.in_time():
+                await attempt.forward(sink)
+        except _ITS_FAULT as error:
+            router.fail(self.instance, error, self._context)
+            raise
+
+
+class Exchange(ResponseStream[T]):
+    """A response stream whose worker takes a stream of input as well.
+
+    Leaving it before `finish` kills the request: half an input must not pass for a whole one.
+    """
+
+    async def send(self, item: Any) -> None:
+        """Queue one input item; waits while `queue_bytes_max` bytes wait for the worker.
+
+        A worker that waits for its answers to be read may not read, so let another task do that.
+        Raises `DisconnectedError` once the worker takes no more input, be it that it has answered,
+        `KilledError` once the request was stopped or killed, and `DeadlineError` once its time is
+        up.
+        """
+        with self._context.in_time():
+            await self._input.send(self._client.encode(item))
+
+    async def finish(self) -> None:
+        """Say that the input is complete; the handler's iterator ends."""
+        with self._context.in_time():
+            await self._input.finish()
+
+    @property
+    def _input(self) -> InputRegistration:
+        assert isinstance(self._attempt, StreamAttempt)
+        assert self._attempt.input is not None
+        return self._attempt.input
+
+
+class _Telling(Sink[T]):
+    """Tells of the first items that come, and hands all on."""
+
+    __slots__ = ("_on_first", "_sink")
+
+    def __init__(self, sink: Sink[T], on_first: Callable[[], None]) -> None:
+        super().__init__()
+        self._sink = sink
+        self._on_first: Callable[[], None] | None = on_first
+
+    def starts(self, resume: Callable[[], None]) -> None:
+        self._sink.starts(resume)
+
+    def take(self, items: list[T]) -> bool:
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+        return self._sink.take(items)

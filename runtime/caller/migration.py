@@ -13,8 +13,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Container, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Final, NoReturn, Protocol
+from typing import Final
 
 import attrs
 import msgspec
@@ -23,14 +22,13 @@ from ..context import Context
 from ..env import Env
 from ..errors import DisconnectedError, TrinamoError, error_from_wire
 from ..metrics.tallies import Registry
-from ..protocol.discovery.instances import Instance
 from ..protocol.kv.hints import RoutingHint
 from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
 from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
-from .router import Router
-from .search import ELSEWHERE, Among, Patience, is_suspect
+from .client import Client
+from .search import ELSEWHERE, Patience, is_suspect
 
 _log = logging.getLogger("trinamo.migration")
 _SEED_BITS: Final = 63
@@ -159,36 +157,6 @@ def may_migrate(error: TrinamoError, progress: Progress) -> Verdict:
     return next(verdict for verdict, holds in VERDICTS.items() if holds(error, progress))
 
 
-class Answers(Protocol):
-    """One stream of an answer, from one instance."""
-
-    cached_blocks: int | None
-
-    @property
-    def instance(self) -> Instance: ...
-
-    async def forward(self, sink: Sink[Delta]) -> None: ...
-
-
-class Asks(Protocol):
-    """What a request is sent by: `Client`, or `DirectClient` where the instances are upstreams."""
-
-    router: Router
-    env: Env
-
-    def stream(
-        self,
-        request: GenerateRequest,
-        item_type: type[Delta],
-        *,
-        context: Context,
-        instance_id: str | None = None,
-        among: Among = None,
-        hint: RoutingHint | None = None,
-        patience: Patience | None = None,
-    ) -> AbstractAsyncContextManager[Answers]: ...
-
-
 class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
@@ -199,7 +167,7 @@ class MigratingAnswer(Sink[Delta]):
 
     def __init__(
         self,
-        client: Asks,
+        client: Client,
         request: GenerateRequest,
         context: Context,
         sink: Sink[Delta],
@@ -298,47 +266,60 @@ class MigratingAnswer(Sink[Delta]):
         leaves nothing behind.
         """
         try:
-            while not await self._run_stream():
-                pass
-        except TrinamoError:
-            self._settle("cancelled" if self._context.is_killed else "failed")
-            raise
+            while True:
+                self._is_taken = self._has_brought = False
+                if self._sink.keeps_all and (self._request.body or not self._can_resume):
+                    self._restart()
+                request = self._resumed()
+                stream = self._client.stream(
+                    request,
+                    Delta,
+                    context=self._context,
+                    instance_id=self._instance_id,
+                    among=self._servers,
+                    hint=None if self._hint is None else self._hint(request),
+                    patience=Patience(self._lost, waits_for_room=bool(self._tried)),
+                )
+                worker = ""
+                try:
+                    async with stream:
+                        self._is_taken, worker = True, stream.instance.id
+                        if self._tell is not None:
+                            self._tell(worker, stream.cached_blocks)
+                        await stream.forward(self)
+                    break
+                except TrinamoError as error:
+                    if self._is_over(error, worker):
+                        break
+            # An answer may have no tokens at all.
+            self._settle("migrated")
         finally:
             self._settle("cancelled")
 
-    async def _run_stream(self) -> bool:
-        """Whether the answer is complete; raises if it cannot go on."""
-        self._is_taken = self._has_brought = False
-        if self._sink.keeps_all and (self._request.body or not self._can_resume):
-            self._restart()
-        request = self._resumed()
-        stream = self._client.stream(
-            request,
-            Delta,
-            context=self._context,
-            instance_id=self._instance_id,
-            among=self._servers,
-            hint=None if self._hint is None else self._hint(request),
-            patience=Patience(self._lost, waits_for_room=bool(self._tried)),
-        )
-        worker = ""
-        try:
-            async with stream as deltas:
-                self._is_taken, worker = True, deltas.instance.id
-                if self._tell is not None:
-                    self._tell(worker, deltas.cached_blocks)
-                await deltas.forward(self)
-        except TrinamoError as error:
-            verdict = may_migrate(error, self._progress())
-            if verdict is Verdict.MIGRATE:
-                self._break(worker, error)
-                return False
-            if verdict is not Verdict.COMPLETE:
-                self._raise(error, verdict)
+    def _is_over(self, error: TrinamoError, worker: str) -> bool:
+        """Whether the answer is complete although its stream ended with `error`; raises if it is lost.
+
+        Else it is replayed.
+        """
+        verdict = may_migrate(error, self._progress())
+        if verdict is Verdict.MIGRATE:
+            self._break(worker, error)
+            return False
+        if verdict is Verdict.COMPLETE:
             _log.info("request %s: %s (%s)", self._context.id, verdict, error.message)
-        # An answer may have no tokens at all.
-        self._settle("migrated")
-        return True
+            return True
+        self._settle("cancelled" if self._context.is_killed else "failed")
+        says = [] if verdict in _SILENT else [str(verdict)]
+        if says:
+            self._policy.series.refused(verdict.name.lower())
+        if self._tried:
+            says.append(f"replayed before, after {'; '.join(self._tried)}")
+        if not says or self._context.is_stopped:
+            raise error
+        text = f"{error.message} ({'; '.join(says)})"
+        # What has begun may have happened.
+        definite = error.definite and not (self._delivered_count or self._is_long)
+        raise error_from_wire(error.code, text, definite=definite) from error
 
     def _restart(self) -> None:
         """Forget what the client does not have."""
@@ -395,19 +376,6 @@ class MigratingAnswer(Sink[Delta]):
         )
         text = "request %s: %d tokens were delivered when %s ended the stream; it is replayed: %s"
         _log.info(text, self._context.id, delivered, worker, error.message)
-
-    def _raise(self, error: TrinamoError, verdict: Verdict) -> NoReturn:
-        says = [] if verdict in _SILENT else [str(verdict)]
-        if says:
-            self._policy.series.refused(verdict.name.lower())
-        if self._tried:
-            says.append(f"replayed before, after {'; '.join(self._tried)}")
-        if not says or self._context.is_stopped:
-            raise error
-        text = f"{error.message} ({'; '.join(says)})"
-        # What has begun may have happened.
-        definite = error.definite and not (self._delivered_count or self._is_long)
-        raise error_from_wire(error.code, text, definite=definite) from error
 
     def _settle(self, outcome: str) -> None:
         if self._broken is not None:

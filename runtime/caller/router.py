@@ -236,9 +236,15 @@ class Router:
         """Requests under way; zero at quiescence."""
         return self._known.in_flight
 
-    def route(self, instance: Instance) -> Route | None:
-        """The plane and address to reach an instance by; None if no plane here reaches it."""
-        return best_route(self._planes, instance)
+    def route(self, instance: Instance) -> Route:
+        """The plane and address to reach an instance by; `UnavailableError` if none here does."""
+        route = best_route(self._planes, instance)
+        if route is None:
+            spoken = ", ".join(instance.transports) or "nothing"
+            raise UnavailableError(
+                f"instance {instance.id} speaks {spoken}, which is not spoken here"
+            )
+        return route
 
     # --- decisions out ---
 

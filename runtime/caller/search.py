@@ -3,13 +3,13 @@
 Each instance is tried once. One that was lost, in this search or by an earlier stream of the answer,
 may be asked again once it is well: it is out of reach as long as its connection is, or while it is
 inhibited. Decided synchronously in `_pick` and `fail`, awaited in `choose`; the attempts themselves
-are the callers' (`client.py`, `direct.py`).
+are `attempts.py`'s and `upstreams.py`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import trio
@@ -54,22 +54,36 @@ def is_suspect(context: Context) -> bool:
     return context.silence_count >= _SILENCES_MAX
 
 
-class Search:
-    """The instances that one request tries, `attempts_max` at most.
+@attrs.frozen
+class Asked:
+    """One request, as its attempts see it."""
 
-    A named `instance_id` is the only one. Without `patience` nobody waits.
-    """
+    request: Any
+    payload: bytes
+    """The request encoded, or its body where that is sent as it is."""
+    decode: Callable[[bytes], Any] = bytes
+    """Makes an item of what comes."""
+    instance_id: str | None = None
+    """The only one that is asked, if it is named."""
+    among: Among = None
+    hint: RoutingHint | None = None
+    """What the policy `kv` is told of the prompt."""
+    patience: Patience | None = None
+    """Without it nobody waits."""
+    takes_input: bool = False
+
+
+class Search:
+    """The instances that one request tries, `attempts_max` at most."""
 
     __slots__ = (
-        "_among",
+        "_asked",
         "_attempts_max",
         "_context",
         "_error",
-        "_hint",
         "_lost",
         "_named",
         "_patience",
-        "_payload_bytes",
         "_router",
         "_tried",
         "_until",
@@ -79,19 +93,13 @@ class Search:
         self,
         router: Router,
         context: Context,
-        *,
+        asked: Asked,
         attempts_max: int,
-        payload_bytes: int = 0,
-        instance_id: str | None = None,
-        among: Among = None,
-        hint: RoutingHint | None = None,
-        patience: Patience | None = None,
     ) -> None:
         self._router, self._context, self._attempts_max = router, context, attempts_max
-        self._named, self._among, self._hint = instance_id, among, hint
-        self._patience, self._payload_bytes = patience, payload_bytes
+        self._asked, self._patience, self._named = asked, asked.patience, asked.instance_id
         self._tried: list[str] = []
-        self._lost = set(() if patience is None else patience.lost)
+        self._lost = set(() if self._patience is None else self._patience.lost)
         self._error: TrinamoError | None = None
         """Of the last attempt; a refusal for want of room outweighs what came after it."""
         self._until: float | None = None
@@ -117,21 +125,19 @@ class Search:
             self._error = error
         if isinstance(error, _LOST):
             self._lost.add(instance.id)
-        is_last = self._named is not None or len(self._tried) >= self._attempts_max
         context = self._context
-        is_over = context.is_stopped or is_suspect(context)
-        if is_over or (is_last and not self._waits_for_room and not self._reached_nobody(error)):
+        if context.is_stopped or is_suspect(context):
             raise error
-
-    def _reached_nobody(self, error: TrinamoError) -> bool:
-        """Whether it may go on beyond `attempts_max`: nothing was tried, and there is time to wait.
-
-        All that were there died at once, and are listed until their leases end.
-        """
+        is_last = self._named is not None or len(self._tried) >= self._attempts_max
+        if not is_last or self._waits_for_room:
+            return
+        # All that were there died at once, and are listed until their leases end: nothing was
+        # tried, and there may be time to wait.
         if self._patience is None or self._named is not None or not isinstance(error, ConnectError):
-            return False
+            raise error
         self._until = self._until or trio.current_time() + self._router.wait_s
-        return trio.current_time() < self._until
+        if trio.current_time() >= self._until:
+            raise error
 
     @property
     def _waits_for_room(self) -> bool:
@@ -154,11 +160,12 @@ class Search:
         if tried or self._lost:
             exclude = {each for each in tried if each not in self._lost}
             exclude.update(each for each in self._lost if not router.is_well(each))
+        among = self._asked.among
         instance = router.choose(
             instance_id=self._named,
             exclude=exclude,
-            among=self._among() if callable(self._among) else self._among,
-            hint=self._hint,
+            among=among() if callable(among) else among,
+            hint=self._asked.hint,
         )
         tried.append(instance.id)
         return instance
@@ -167,7 +174,7 @@ class Search:
         router, context, failed = self._router, self._context, self._error
         # Of the whole search: whom each that comes sends away does not wait for ever.
         self._until = self._until or trio.current_time() + router.wait_s
-        with router.waiting(self._payload_bytes), context.trace.begin("wait"):
+        with router.waiting(len(self._asked.payload)), context.trace.begin("wait"):
             while trio.current_time() < self._until and not context.is_stopped:
                 with trio.move_on_at(min(self._until, trio.current_time() + LOOK_INTERVAL_S)):
                     await router.wait_joined()

@@ -26,8 +26,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..caller.client import Client
-from ..caller.streams import ResponseStream
+from ..caller.client import Client, ResponseStream
 from ..config.worker import DisaggregationConfig
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation

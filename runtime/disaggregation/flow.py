@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from ..caller.streams import ResponseStream
+from ..caller.client import ResponseStream
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation
 from ..errors import RemoteProtocolError, RequestError

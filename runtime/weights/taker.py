@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from ..caller.client import Client
-from ..caller.streams import Exchange
+from ..caller.client import Client, Exchange
 from ..config.config import Config
 from ..config.worker import WeightsConfig
 from ..errors import (

@@ -8,6 +8,7 @@ import msgspec
 import trio
 
 from trinamo.runtime.caller import migration
+from trinamo.runtime.caller.client import ResponseStream
 from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, Verdict
 from trinamo.runtime.context import Context
 
@@ -52,13 +53,32 @@ def replay_draws_its_own_seed(_: Any, request: Any, *_dice: Any) -> Any:
     return request
 
 
-@instead_of(MigratingAnswer, "_run_stream")
-async def replay_is_nobodys(run: Any, self: Any) -> Any:
+@bug
+def replay_is_nobodys() -> list[Patch]:
     """A replay has a context and a scope of its own, which the client's leaving does not reach."""
-    if self._tried:
+    lose, enter, forward = MigratingAnswer._break, ResponseStream.__aenter__, ResponseStream.forward  # noqa: SLF001 -- what is replaced
+
+    def replayed(self: Any, *lost: Any) -> None:
+        lose(self, *lost)
         self._context = Context(f"{self._context.id}-replay")
-    with trio.CancelScope(shield=bool(self._tried)):
-        return await run(self)
+
+    def shielded(stream: Any) -> trio.CancelScope:
+        given = stream._given  # noqa: SLF001 -- what is replaced
+        return trio.CancelScope(shield=given is not None and given.id.endswith("-replay"))
+
+    async def begins(self: Any) -> Any:
+        with shielded(self):
+            return await enter(self)
+
+    async def goes_on(self: Any, sink: Any) -> None:
+        with shielded(self):
+            await forward(self, sink)
+
+    return [
+        (MigratingAnswer, "_break", replayed),
+        (ResponseStream, "__aenter__", begins),
+        (ResponseStream, "forward", goes_on),
+    ]
 
 
 @bug

@@ -22,8 +22,11 @@ from .runtime.process.runtime import Runtime as Runtime
 from .runtime.protocol.discovery.instances import EndpointName as EndpointName, Instance as Instance
 from .runtime.sinks import Sink as Sink
 from .runtime.context import Context as Context, Reason as Reason, State as State
-from .runtime.caller.client import Client as Client
-from .runtime.caller.streams import Exchange as Exchange, ResponseStream as ResponseStream
+from .runtime.caller.client import (
+    Client as Client,
+    Exchange as Exchange,
+    ResponseStream as ResponseStream,
+)
 
 # Configuration.
 from .runtime.config.config import Config as Config, load_config as load_config

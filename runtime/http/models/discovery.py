@@ -15,8 +15,9 @@ from typing import Any, Final, Protocol, TypeVar
 import attrs
 import trio
 
+from ...caller.client import Client
 from ...caller.kv.hints import make_hint
-from ...caller.migration import Asks, MigratingAnswer, MigrationPolicy, MigrationSeries
+from ...caller.migration import MigratingAnswer, MigrationPolicy, MigrationSeries
 from ...context import Context
 from ...engines.prompts import tokenizer_of
 from ...errors import TrinamoError
@@ -36,7 +37,7 @@ _UNUSED_S: Final = 60.0
 AWAY_S: Final = 1800.0
 """So long requests wait for a model whose workers are all gone, while another is served: no restart of
 a pool takes longer, and what was taken out of service is asked for no more by then."""
-C = TypeVar("C", bound=Asks)
+C = TypeVar("C", bound=Client)
 
 
 class RoutedEngine(RemoteEngine):
@@ -48,7 +49,7 @@ class RoutedEngine(RemoteEngine):
 
     def __init__(
         self,
-        client: Asks,
+        client: Client,
         table: ModelTable,
         card: ModelCard,
         migration: MigrationPolicy,
@@ -172,7 +173,7 @@ async def watch_models(
 class _Followed:
     """An endpoint that some card names, or named a while ago."""
 
-    client: Asks
+    client: Client
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     unused_at: float = math.inf
     """Since when no card names it and no instance is there; infinite while it is used."""
@@ -292,7 +293,7 @@ class _ModelWatch:
         else:
             _log.info("model %s is served by %s", card.name, card.endpoint)
 
-    async def _client(self, endpoint: str) -> Asks:
+    async def _client(self, endpoint: str) -> Client:
         followed = self._followed.get(endpoint)
         if followed is None:
             client = await self._clients.client(EndpointName.parse(endpoint))

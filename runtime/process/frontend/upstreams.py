@@ -12,9 +12,9 @@ import attrs
 import msgspec
 import trio
 
-from ...caller.direct import DirectClient
 from ...caller.kv.routing import KvRouting, showing
 from ...caller.router import Router
+from ...caller.upstreams import UpstreamClient
 from ...config.config import Config
 from ...config.router import RouterConfig
 from ...config.worker import endpoint_of_model
@@ -67,7 +67,7 @@ class DirectUpstreams:
         self._watched: dict[str, _Watched] = {}
         self._models: dict[str, str] = {}
         """By endpoint."""
-        self._clients: dict[str, tuple[DirectClient, trio.CancelScope]] = {}
+        self._clients: dict[str, tuple[UpstreamClient, trio.CancelScope]] = {}
         self._routing = config.router
         """What is in force."""
         runtime.live.listen(lambda found: self._tune(found.router))
@@ -174,11 +174,11 @@ class DirectUpstreams:
     # --- a `ClientSource` ---
 
     @property
-    def clients(self) -> list[DirectClient]:
+    def clients(self) -> list[UpstreamClient]:
         """The clients that are open, in the order in which they were asked for."""
         return [client for client, _ in self._clients.values()]
 
-    async def client(self, endpoint: EndpointName) -> DirectClient:
+    async def client(self, endpoint: EndpointName) -> UpstreamClient:
         """The client of one model's endpoint; the same until it is released."""
         known = self._clients.get(str(endpoint))
         if known is None:
@@ -190,7 +190,7 @@ class DirectUpstreams:
                 known[0].tune(self._routing)
         return known[0]
 
-    def release(self, client: DirectClient) -> None:
+    def release(self, client: UpstreamClient) -> None:
         """Close it: its requests go on."""
         _, scope = self._clients.pop(str(client.router.endpoint))
         scope.cancel()
@@ -199,7 +199,7 @@ class DirectUpstreams:
         self,
         endpoint: EndpointName,
         *,
-        task_status: trio.TaskStatus[tuple[DirectClient, trio.CancelScope]],
+        task_status: trio.TaskStatus[tuple[UpstreamClient, trio.CancelScope]],
     ) -> None:
         runtime, section = self._runtime, self._routing
         kv: KvRouting | None = None
@@ -220,7 +220,7 @@ class DirectUpstreams:
             kv=kv,
             wait_s=section.wait_s,
         )
-        client = DirectClient(
+        client = UpstreamClient(
             router,
             runtime.env,
             self._models[str(endpoint)],

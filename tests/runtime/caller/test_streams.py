@@ -12,9 +12,8 @@ import trio.lowlevel
 
 from tests.runtime.endpoints import Cluster
 from tests.transports.tcp.ends import eventually
-from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.client import Client, ResponseStream
 from trinamo.runtime.caller.record import InstanceStatus
-from trinamo.runtime.caller.streams import ResponseStream
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import (
     DisconnectedError,

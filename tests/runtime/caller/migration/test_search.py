@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.runtime.caller.requests import NAME, SeededEnv, entry, instance
 from trinamo.runtime.caller.router import WAITING_MAX, Router
-from trinamo.runtime.caller.search import LOOK_INTERVAL_S, Patience, Search
+from trinamo.runtime.caller.search import LOOK_INTERVAL_S, Asked, Patience, Search
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import (
     ConnectError,
@@ -29,9 +29,16 @@ def router(*ids: str) -> Router:
     return made
 
 
-def search(made: Router, **given: Any) -> Search:
-    given = {"attempts_max": 3, "patience": Patience(), **given}
-    return Search(made, given.pop("context", Context("r")), **given)
+def search(
+    made: Router,
+    *,
+    context: Context | None = None,
+    attempts_max: int = 3,
+    payload_bytes: int = 0,
+    **asked: Any,
+) -> Search:
+    of = Asked(None, bytes(payload_bytes), **{"patience": Patience(), **asked})
+    return Search(made, context or Context("r"), of, attempts_max)
 
 
 async def comes(made: Router, instance_id: str, after_s: float) -> None:
