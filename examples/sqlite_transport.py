@@ -26,7 +26,7 @@ TABLES = """
     CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl, ends);
 """  # A change without a value is a delete; the last change of a key is what it is.
 NOW = "SELECT key, value, max(revision), created, lease FROM changes WHERE {} GROUP BY key HAVING value NOT NULL"
-UNDER = "substr(key, 1, length(?1)) = ?1"
+UNDER = "instr(key, ?) = 1"
 
 
 @asynccontextmanager
@@ -172,7 +172,7 @@ class Watch:
                 kind = Snapshot if seen is None else Resync
                 self.events.append(kind(revision, self.plane.entries(UNDER, self.prefix)))
                 return
-            changed = f"SELECT * FROM changes WHERE {UNDER} AND revision > ?2 ORDER BY rowid"
+            changed = f"SELECT * FROM changes WHERE {UNDER} AND revision > ? ORDER BY rowid"
             for row in self.plane.rows(changed, self.prefix, seen):
                 entry = Entry(*row)
                 is_put = entry.value is not None

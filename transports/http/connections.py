@@ -12,6 +12,12 @@ from typing import Final, Protocol
 
 import trio
 
+LINGER_S: Final = 2.0
+"""How long after its last byte a client that still sends is read, though its answer has been sent: a close
+or a reset would take the answer from it. Some look for one only when they have sent all."""
+LINGER_MAX_S: Final = 30.0
+"""No client is read longer than this behind its answer (as by nginx's `lingering_time`)."""
+
 
 class Phase(enum.Enum):
     """What a connection does, as far as it matters for who may be cut off."""

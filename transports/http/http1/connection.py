@@ -26,7 +26,7 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
-from ..connections import Phase
+from ..connections import LINGER_MAX_S, LINGER_S, Phase
 from ..exchange import Exchange
 from ..output import Output
 from ..refusals import Refusals
@@ -39,8 +39,6 @@ CHUNKS_READ_BYTES: Final = 1 << 14
 READ_AHEAD_BYTES_MAX: Final = 1 << 16
 REQUESTS_MAX: Final = 100_000
 """On one connection; it ends after the last one."""
-LINGER_S: Final = 2.0
-"""For a client that still sends to see the answer, and stop: a close would reset it."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
@@ -86,6 +84,7 @@ class Http1Connection:
         self._reads = True
         self._drops = False
         """What arrives is read only to be dropped."""
+        self._drops_until = 0.0
         self._deadline = math.inf
         """For the reader: of a head, of a stall, of a client that lingers."""
         self._scope = trio.CancelScope()
@@ -187,6 +186,7 @@ class Http1Connection:
 
     def _take(self, data: bytes) -> None:
         if self._drops:
+            self._set_deadline(min(LINGER_S, self._drops_until - trio.current_time()))
             return
         self._buffer += data
         if self._exchange is None:
@@ -239,6 +239,7 @@ class Http1Connection:
         self._drops = True
         self._buffer.clear()
         self.output.end()
+        self._drops_until = trio.current_time() + LINGER_MAX_S
         self._set_deadline(LINGER_S)
         self._notify()
 

@@ -35,7 +35,7 @@ from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX, TOO_MANY
 from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..carried import CarriedExchange, CarriedHead
-from ..connections import Phase
+from ..connections import LINGER_MAX_S, LINGER_S, Phase
 from ..output import Output
 from ..refusals import Refusals
 from .budget import ANSWER_REPAYS, FIELD_COST, PIECE_REPAYS, RESET_COSTS, FrameBudget
@@ -51,7 +51,6 @@ CONTROL_BYTES_MAX: Final = 1 << 16
 """Unsent answers to frames, from which on no more frames are read."""
 HEADER_TABLE_BYTES_MAX: Final = 1 << 12
 GONE_GRACE_S: Final = 1.0
-LINGER_S: Final = 2.0
 _PREFACE_BYTES: Final = 24
 _VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
 """What `h2` quotes of a head, which may be a key."""
@@ -97,6 +96,8 @@ class Http2Connection:
         """Those that may have something to send, in the order of their turns."""
         self._stalls = Deadlines(config.write_timeout_s, self.reset)
         """Those whose client takes nothing."""
+        self._lingering: dict[int, trio.CancelScope] = {}
+        """Those whose answer has been sent, and whose body still comes."""
         self._taken = 0
         self._control = bytearray()
         self._is_leaving = False
@@ -238,6 +239,8 @@ class Http2Connection:
             return
         size = event.flow_controlled_length or 0
         if stream is None or stream.is_gone or stream.is_finished:
+            if lingering := self._lingering.get(stream_id):
+                lingering.deadline = trio.current_time() + LINGER_S
             self.grant(stream_id, size)
         elif size:
             stream.put(bytes(event.data or b""), size)
@@ -292,7 +295,9 @@ class Http2Connection:
         if stream.is_sent and not stream.is_body_complete:
             # The answer did not need the rest of the body. Some clients look for an answer only
             # when they have sent all of it, so it is taken for a while (RFC 9113, section 8.1).
-            await trio.sleep(LINGER_S)
+            with trio.move_on_after(LINGER_S) as self._lingering[stream.stream_id]:
+                await trio.sleep(LINGER_MAX_S)
+            del self._lingering[stream.stream_id]
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
 
     def _end(self, stream: CarriedExchange) -> None:

@@ -19,6 +19,7 @@ from tests.transports.http.http1.served import (
     settle,
 )
 from trinamo.runtime.http.exchanges import HttpExchange
+from trinamo.transports.http.connections import LINGER_MAX_S, LINGER_S
 from trinamo.transports.http.http1 import connection
 
 KEPT = b"HTTP/1.1 200 OK\r\n" + DATE + b"content-length: %d\r\n\r\n%b"
@@ -160,7 +161,21 @@ async def test_an_answer_before_the_body_s_end_is_the_last_and_the_rest_is_dropp
         assert served.socket.has_ended
         assert await served.say(b"hello", GET, b"x" * 1_000_000) == sent
         assert not served.is_over
-        await trio.sleep(connection.LINGER_S + 0.1)
+        await trio.sleep(LINGER_S + 0.1)
+        assert served.is_over
+
+
+async def test_a_client_that_sends_on_behind_its_answer_is_read_as_long_as_something_comes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A slow line is to see the answer, too; whoever sends for ever is cut off all the same."""
+    async with serving(refuse) as served:
+        sent = await served.say(post(b"hello")[:-5])
+        for _ in range(int(LINGER_MAX_S / (LINGER_S / 2)) - 1):
+            await trio.sleep(LINGER_S / 2)
+            assert not served.is_over
+            assert await served.say(b"x") == sent
+        await trio.sleep(LINGER_S)
         assert served.is_over
 
 

@@ -7,15 +7,18 @@ import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import h2.errors
 import httpx
 import openai
 import pytest
 import trio
+import trio.testing
 
 from tests.runtime.http.running import with_tls
 from tests.transports.http.http2.client import closing, connect
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.transports.http.connections import LINGER_MAX_S, LINGER_S
 
 pytestmark = with_tls
 
@@ -176,6 +179,32 @@ async def test_a_body_that_nobody_reads_holds_up_no_other_stream(serve: Any) -> 
         assert (await client.answer(unread)).status == 405
         for _ in range(20):
             assert (await client.answer(await client.ask())).status == 200
+    await running.wait_quiet()
+
+
+async def test_a_slow_client_may_send_all_of_a_body_whose_answer_has_been_sent(
+    serve: Any, mock_clock: trio.testing.MockClock
+) -> None:
+    """Some look for an answer only then, and never again once the stream was reset."""
+    running = await serve()
+    with closing(await connect(running)) as client:
+        await client.start()
+        asked = await client.ask("/live", b"x" * 16_000, is_whole=False)
+        answer = await client.answer(asked)
+        assert answer.status == 405
+        for _ in range(int(LINGER_MAX_S / (LINGER_S / 2)) - 1):
+            mock_clock.jump(LINGER_S / 2)
+            await trio.testing.wait_all_tasks_blocked()
+            while (window := client.h2.local_flow_control_window(asked)) > 16_000:
+                client.h2.send_data(asked, b"x" * 16_000)
+                await client.flush()
+            await client.until(lambda: client.h2.local_flow_control_window(asked) > window)
+            assert answer.reset is None
+        mock_clock.jump(LINGER_S)
+        await client.until(lambda: answer.reset is not None)
+        assert answer.reset == h2.errors.ErrorCodes.NO_ERROR
+        mock_clock.rate = 1
+        assert (await client.answer(await client.ask())).status == 200
     await running.wait_quiet()
 
 
