@@ -38,11 +38,9 @@ the peer took it.
 
 _REASONS_PREFACE: Final = """\
 Stop and Kill say why, and so does the cancel of a unary request: the caller's reason is the handler's
-`context.reason`, and the label of both ends' cancellation metrics. On a connection of the stream's own
-`"Stop"` and `"Kill"` mean the first two reasons below, and `{"stop": "deadline"}` or
-`{"kill": "deadline"}` any other; on a link the reason is the data of the frame, and nothing means the
-same two. A reason that the receiver does not know counts as the one that the bare frame has. A
-connection that ends without a word is `consumer_dropped`.
+`context.reason`, and the label of both ends' cancellation metrics. The reason is the data of the frame;
+without any Stop and Kill mean the first two reasons below. A reason that the receiver does not know counts
+as the one that the bare frame has. A link that ends without a word is `consumer_dropped`.
 """
 
 

@@ -13,9 +13,8 @@ from trinamo.runtime.protocol.streams.control import (
     Control,
     Declined,
     Failed,
-    encode_control,
-    parse_frame,
 )
+from trinamo.runtime.protocol.streams.link_frames import encode_event, parse_event
 from trinamo.runtime.protocol.streams.request import decode_answer, decode_cancel, decode_envelope
 
 # What wire bytes are made of, so that lengths, bounds and JSON are met often.
@@ -59,9 +58,9 @@ def test_any_bytes_mean_the_same_however_they_were_cut(data: bytes, places: list
 
 
 @given(controls)
-def test_every_control_frame_comes_back_as_it_was(event: Control) -> None:
-    (frame,) = FrameDecoder().feed(encode_control(event))
-    back = parse_frame(frame)
+def test_every_event_comes_back_as_it_was(event: Control) -> None:
+    ((header, data),) = FrameDecoder().feed(encode_event(7, event))
+    back = parse_event(header[4], header, data)
     if isinstance(event, (Declined, Failed)):
         assert isinstance(back, (Declined, Failed))
         assert type(back) is type(event)
@@ -78,5 +77,6 @@ def test_garbage_raises_nothing_but_a_remote_protocol_error(header: bytes, data:
     for parse in (decode_envelope, decode_answer, decode_cancel):
         with suppress(RemoteProtocolError):
             parse(header)
-    with suppress(RemoteProtocolError):
-        parse_frame((header, data))
+    for kind in range(16):
+        with suppress(RemoteProtocolError):
+            parse_event(kind, bytes(4) + bytes([kind]) + data, header)

@@ -121,9 +121,8 @@ def overflows(outcome: Outcome) -> Iterator[str]:
     """Whatever is above its bound now; sampled by the driver."""
     config = outcome.cluster.plan.config
     tcp = config.data_plane.tcp
-    # On a link credit says how much may come, else the reader stops, with one read in its hands.
-    is_linked = tcp.streams == "multiplexed"
-    stream_max = (tcp.window_bytes if is_linked else tcp.queue_bytes_max) + tcp.buffer_bytes
+    # Credit says how much may come, and one item may always be.
+    stream_max = tcp.window_bytes + tcp.buffer_bytes
     for name, process in outcome.cluster.processes.items():
         if not outcome.cluster.is_up(name):
             continue
@@ -166,13 +165,11 @@ def _links(process: Process) -> Iterator[Link]:
     transports = process.transports
     home, calls, server = transports.home, transports.calls, transports.server
     if home is not None:
-        yield from home._links  # noqa: SLF001 -- looks inside
+        yield from home.links
     if server is not None:
         yield from (caller.link for caller in server._callers)  # noqa: SLF001 -- looks inside
     if calls is not None:
-        for held in calls.links._links.values():  # noqa: SLF001 -- looks inside
-            if held.link is not None:
-                yield held.link
+        yield from calls.links
 
 
 def _overdue_links(process: Process, tcp: TcpConfig) -> int:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.errors import ConnectError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
-from trinamo.runtime.protocol.streams.link_frames import Kind
-from trinamo.runtime.protocol.streams.membership import Purpose, call_home_proof
+from trinamo.runtime.protocol.streams.control import Handshake
+from trinamo.runtime.protocol.streams.link_frames import Kind, Opening, encode_item, encode_opening
+from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.request import StreamType
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
 
@@ -56,11 +58,10 @@ class ByzantineClient:
 
     async def _payload(self, cluster: Cluster) -> bytes:
         if self.act == "taken_subject":
-            return _proven(await self._subject(cluster, is_taken=True, poll_s=POLL_S))
+            return _opening(await self._subject(cluster, is_taken=True, poll_s=POLL_S))
         if self.act == "stolen_subject":
             # One that the worker has not called for yet, by somebody who knows all but the secret.
-            subject = await self._subject(cluster, is_taken=False, poll_s=POLL_S / 50)
-            return _handshake(subject, call_home_proof(b"", subject, "Response"))
+            return _opening(await self._subject(cluster, is_taken=False, poll_s=POLL_S / 50))
         return SAID[self.act]
 
     async def _subject(self, cluster: Cluster, *, is_taken: bool, poll_s: float) -> str:
@@ -79,44 +80,39 @@ class ByzantineClient:
         return host, int(port)
 
     async def _converse(self, address: tuple[str, int], payload: bytes, world: World) -> str:
-        decoder, frames = FrameDecoder(), []
+        decoder = FrameDecoder()
         try:
             async with await trio.open_tcp_stream(*address) as stream:
-                if self.act in MEMBER_ACTS:
-                    options, env = TcpOptions(secret=SECRET), SimEnv(world, f"byzantine.{self.act}")
-                    await greet(stream, self.to, options, env, Purpose.REQUESTS)
+                if self.act in GREETING_ACTS:
+                    options = TcpOptions(secret=b"" if self.act == "stolen_subject" else SECRET)
+                    env = SimEnv(world, f"byzantine.{self.act}")
+                    purpose = Purpose.REQUESTS if self.act in REQUEST_ACTS else Purpose.STREAMS
+                    await greet(stream, self.to, options, env, purpose)
                 await stream.send_all(payload)
                 async for data in stream:
-                    frames += decoder.feed(bytes(data))
-        except trio.BrokenResourceError:
+                    for header, said in decoder.feed(bytes(data)):
+                        if header[4:5] == bytes([Kind.REFUSED]):
+                            # A link stays for its other streams, unless it is itself refused.
+                            return f"refused {json.loads(said)['code']}"
+        except (trio.BrokenResourceError, ConnectError):
             pass  # Closed all the same, with words of ours unread.
         except (OSError, RemoteProtocolError):
             return "broken"
-        for header, data in frames:
-            if header[4:5] == bytes([Kind.REFUSED]):
-                return f"refused {json.loads(data)['code']}"
-            said = json.loads(header) if header else None
-            if isinstance(said, dict) and "refused" in said:
-                return f"refused {said['refused']['code']}"
         return "closed"
 
 
-def _handshake(subject: str, proof: str = "") -> bytes:
-    words = {"subject": subject, "stream_type": "Response", "proof": proof}
-    return encode_frame(json.dumps(words).encode())
-
-
-def _proven(subject: str) -> bytes:
-    return _handshake(subject, call_home_proof(SECRET, subject, "Response"))
+def _opening(subject: str) -> bytes:
+    return encode_opening(1, Opening(Handshake(subject, StreamType.RESPONSE), 1 << 16))
 
 
 NO_FRAME: Final = b"\xff" * 8 + b"no such frame"
+HELLO: Final = b"trinamo\r\n\r\n\x02\0\0" + bytes(16)
 SAID: Final = {
-    "unknown_subject": _proven(UNKNOWN),
-    "malformed_handshake": encode_frame(b'{"subject": 1'),
-    "data_first": encode_frame(b"", b"an item before the handshake"),
+    "unknown_subject": _opening(UNKNOWN),
+    "malformed_opening": encode_frame(b"\0\0\0\1" + bytes([Kind.OPEN]), UNKNOWN.encode()),
+    "data_first": encode_item(1, b"an item before the greeting"),
     "silence": b"",
-    "half_a_handshake": _handshake(UNKNOWN)[:-5],
+    "half_a_greeting": HELLO[:-5],
     "oversize": NO_FRAME,
     "garbage_request": b"GET / HTTP/1.1\r\nhost: worker\r\n\r\n",
     "silent_request": b"",
@@ -126,5 +122,11 @@ SAID: Final = {
 ACTS: Final = (*SAID, "taken_subject", "stolen_subject")
 REQUEST_ACTS: Final = ("garbage_request", "silent_request", "oversize_request")
 """Acts against the request listener of a worker."""
-MEMBER_ACTS: Final = ("oversize_request",)
-"""Acts of one who knows the secret, and greets."""
+GREETING_ACTS: Final = (
+    "unknown_subject",
+    "malformed_opening",
+    "taken_subject",
+    "stolen_subject",
+    "oversize_request",
+)
+"""Acts of one who greets before; all but one know the secret."""

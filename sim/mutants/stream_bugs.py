@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -14,18 +16,18 @@ from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
+from trinamo.runtime.protocol.streams import membership
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
-from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop, encode_control
+from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
+from trinamo.runtime.protocol.streams.link_frames import encode_event
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.http import server
 from trinamo.transports.tcp import accepting, sockets
-from trinamo.transports.tcp.streams import server as stream_server
 from trinamo.transports.tcp.streams.channel import Channel
-from trinamo.transports.tcp.streams.dedicated.worker import _Conversation
 from trinamo.transports.tcp.streams.input_receiver import InputReceiver
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
@@ -56,21 +58,11 @@ def error_becomes_sentinel(_: Any, self: Any, *_error: object) -> None:
     self.finish()
 
 
-@bug
-def close_drops_the_queue() -> list[Patch]:
+@instead_of(LinkLane, "hang_up")
+def close_drops_the_queue(leave: Any, self: Any) -> None:
     """Closing a stream does not wait for what is queued."""
-
-    async def hang_up(self: Any) -> None:
-        self._outbox.discard()
-        await self._sent.wait()
-
-    leave = LinkLane.hang_up
-
-    def forget(self: Any) -> None:
-        del self._link._mux._frames[-1:]  # noqa: SLF001 -- its own last word
-        leave(self)
-
-    return [(_Conversation, "hang_up", hang_up), (LinkLane, "hang_up", forget)]
+    del self._link._mux._frames[-1:]  # noqa: SLF001 -- its own last word
+    leave(self)
 
 
 @instead_of(TcpResponseSender, "receive")
@@ -174,30 +166,32 @@ def http_without_keep_alive(*_: Any, **_bounds: float) -> None:
 
 
 @instead_of(TcpStreamServer, "_refuse")
-async def refusal_unsaid(_: Any, self: Any, *_refused: object) -> None:
-    """Whoever calls home wrongly is cut off without a word."""
+def refusal_unsaid(_: Any, self: Any, link: Any, *_refused: object) -> None:
+    """Whoever opens a stream wrongly is cut off without a word."""
     self._turned_away_count += 1
+    link.cancel()
 
 
 @instead_of(TcpStreamServer, "_take")
 def subject_taken_twice(take: Any, self: Any, handshake: Any) -> Any:
-    """A second connection for a subject replaces the first."""
+    """A second stream for a subject replaces the first."""
     return self._registrations.get(handshake.subject) or take(self, handshake)
 
 
 @bug
 def proof_unchecked() -> list[Patch]:
-    """Who knows a subject is taken for the worker, with whatever proof."""
-    return [(stream_server, "compare_digest", lambda *_: True)]
+    """Who greets is taken for a member, with whatever proof."""
+    lenient = SimpleNamespace(digest=hmac.digest, compare_digest=lambda *_: True)
+    return [(membership, "hmac", lenient)]
 
 
 @instead_of(TcpStreamServer, "_greet")
-async def strangers_are_told(greet: Any, self: Any, stream: Any) -> Any:
+async def strangers_are_told(greet: Any, self: Any, stream: Any) -> None:
     """Who is no member hears why."""
     try:
-        return await greet(self, stream)
+        await greet(self, stream)
     except RemoteProtocolError as error:
-        await stream.send_all(encode_control(Refused("bad_handshake", error.message)))
+        await stream.send_all(encode_event(0, Refused("bad_link", error.message)))
         raise
 
 

@@ -19,7 +19,8 @@ from tests.cli.places import Place, cluster
 from tests.sources import ROOT
 
 pytestmark = pytest.mark.slow
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+FOLDER = ROOT / "examples"
+EXAMPLES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 
 
 def run(name: str, *arguments: str) -> str:
@@ -59,7 +60,7 @@ def script_that_serves(name: str) -> Iterator[str]:
 
 def test_every_example_has_a_test() -> None:
     text = Path(__file__).read_text("utf-8")
-    tested = re.findall(r'(?:run|script_that_serves)\("([\w.]+)"', text)
+    tested = re.findall(r'(?:run|script_that_serves)\("([\w./]+)"', text)
 
     assert [name for name in EXAMPLES if name not in tested] == []
 
@@ -91,6 +92,18 @@ def test_an_exchange_answers_while_it_is_still_asked() -> None:
     bytes_heard = [f"{count} bytes of Latin" for count in (1000, 2000, 3000)]
 
     assert run("exchange.py").splitlines() == [*bytes_heard, "that was all"]
+
+
+def test_a_peer_of_forty_lines_reads_one_stream_by_hand() -> None:
+    lines = run("by_hand/one_stream.py").splitlines()
+
+    assert re.fullmatch(r"greeted by [0-9a-f]{16}", lines[0])
+    assert lines[1:] == [
+        "stream 1, kind 1: b'by hand'",
+        "stream 1, kind 2: b''",
+        "items [1, 1, 1]",
+        "stream 1, kind 6: b''",
+    ]
 
 
 def test_a_queue_s_jobs_are_done_or_kept_as_dead_letters() -> None:

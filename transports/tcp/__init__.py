@@ -2,8 +2,8 @@
 
 Read `tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker), then
 `tcp/streams/server.py` (caller) beside `tcp/streams/linked.py` (worker). `tcp/streams/link.py` is the
-link itself; over NATS, workers call home (`tcp/streams/client.py`). `tcp/streams/carrier.py`
-says what a stream and what it travels on are to each other, `tcp/streams/channel.py` how items
+link itself, `tcp/streams/lane.py` one stream's place on it; over NATS, workers call home
+(`tcp/streams/client.py`). `tcp/streams/channel.py` says how items
 reach the consumer (`sending.py`: what sending costs). KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """
 

@@ -68,25 +68,20 @@ async def greet(
 
 
 async def welcome(
-    stream: trio.SocketStream,
-    options: TcpOptions,
-    env: Env,
-    purpose: Purpose,
-    name: str,
-    heard: bytes = b"",
+    stream: trio.SocketStream, options: TcpOptions, env: Env, purpose: Purpose, name: str
 ) -> None:
-    """The listener's end, of which `heard` has come already; whoever calls it bounds its time.
+    """The listener's end; whoever calls it bounds its time.
 
     Raises `RemoteProtocolError` or `trio.BrokenResourceError` for a peer that must be told nothing.
     """
     greeting = Greeting.listening(purpose, options.secret, _nonce(env), name)
-    if not await _converse(stream, greeting, heard):
+    if not await _converse(stream, greeting):
         raise RemoteProtocolError("the connection ended before its greeting")
 
 
-async def _converse(stream: trio.SocketStream, greeting: Greeting, heard: bytes = b"") -> bool:
+async def _converse(stream: trio.SocketStream, greeting: Greeting) -> bool:
     """Speak until all is said; False if the peer hangs up before."""
-    words = greeting.receive(heard) if heard else greeting.begin()
+    words = greeting.begin()
     while True:
         if words:
             await stream.send_all(words)

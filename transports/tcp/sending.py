@@ -43,18 +43,3 @@ class Promptly(Generic[T]):
         except StopIteration as done:
             result: T = done.value
             return result
-
-
-async def send_promptly(socket: trio.socket.SocketType, data: bytes) -> None:
-    """Send all of `data`; gives way only while the kernel has no room for it.
-
-    Cancelled, a part may have been sent: the connection must be closed. Raises
-    `trio.BrokenResourceError` when the peer is gone.
-    """
-    try:
-        sent = await Promptly(socket.send(data))
-        while sent < len(data):
-            with memoryview(data)[sent:] as rest:
-                sent += await Promptly(socket.send(rest))
-    except OSError as error:
-        raise trio.BrokenResourceError(f"socket connection broken: {error}") from error

@@ -33,11 +33,6 @@ def encode_frame(header: bytes, data: bytes = b"") -> bytes:
     return _pack(len(header), len(data)) + header + data
 
 
-def data_prefix(data_bytes: int) -> bytes:
-    """The eight bytes before the payload of a data-only frame, for writers that join parts."""
-    return _pack(0, data_bytes)
-
-
 def decode_frame(message: bytes) -> Frame:
     """The one frame that fills `message` exactly, as brokers deliver it."""
     decoder = FrameDecoder(header_bytes_max=HEADER_BYTES_MAX, data_bytes_max=DATA_BYTES_MAX)
@@ -49,23 +44,6 @@ def decode_frame(message: bytes) -> Frame:
             f"{len(frames)} frames and {decoder.pending_bytes} bytes left over"
         )
     return frames[0]
-
-
-def decode_first_frame(data: bytes, *, header_bytes_max: int) -> tuple[bytes, bytes] | None:
-    """The header of the frame without data that `data` begins with, and what is behind it.
-
-    None while it is not whole. For the one small frame that a stranger may send before it has
-    proven itself; what is behind belongs to a `FrameDecoder`.
-    """
-    if len(data) < PREFIX_BYTES:
-        return None
-    header_bytes, data_bytes = _unpack(data)
-    if data_bytes or header_bytes > header_bytes_max:
-        raise RemoteProtocolError(
-            f"a first frame with a header of {header_bytes} and data of {data_bytes} bytes"
-        )
-    end = PREFIX_BYTES + header_bytes
-    return (data[PREFIX_BYTES:end], data[end:]) if len(data) >= end else None
 
 
 class FrameDecoder:

@@ -114,7 +114,7 @@ _decode_refusal = msgspec.json.Decoder(WireRefusal).decode
 
 
 def encode_opening(stream: int, opening: Opening) -> bytes:
-    """The frame that opens `stream`; the proof of a handshake stays at home, the link has greeted."""
+    """The frame that opens `stream`."""
     subject = opening.handshake.subject.encode()
     stream_type = _TYPES.index(opening.handshake.stream_type)
     head = (HEAD_BYTES + 5, len(subject), stream, Kind.OPEN, opening.window_bytes, stream_type)

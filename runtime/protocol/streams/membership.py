@@ -16,9 +16,6 @@ connection or the other end. A listener tells nothing to who has not proven itse
 something else than the table expects raises `RemoteProtocolError` and closes. The flags are zero and
 proven with the rest: a later version can agree on encryption there, and nobody between can take it
 out. Without a secret the same greeting runs under that of nothing, and still says who answers.
-
-A link, which many streams share, is greeted so once; a call home on a connection of its own has no room
-for the two round trips: see `call_home_proof`.
 """
 
 from __future__ import annotations
@@ -35,15 +32,11 @@ from ...errors import RemoteProtocolError
 NONCE_BYTES: Final = 16
 _MAGIC: Final = b"trinamo\r\n\r\n"
 """Ends as the head of an HTTP request does, so that a server of HTTP does not wait for the rest."""
-HELLO_BEGINS: Final = _MAGIC[:1]
-"""No frame that may come first has a header so long that it begins so."""
 _VERSION_AND_FLAGS: Final = b"\x02\x00\x00"
 _PROOF_BYTES: Final = 32
 _HELLO_BYTES: Final = len(_MAGIC) + len(_VERSION_AND_FLAGS) + NONCE_BYTES
 _CHALLENGE_BYTES: Final = len(_VERSION_AND_FLAGS) + NONCE_BYTES
 _NAME_BYTES_MAX: Final = 255
-GREETING_BYTES_MAX: Final = 1024
-"""Nobody reads, or keeps, more than this of a peer that has not proven itself."""
 
 
 class Purpose(enum.StrEnum):
@@ -202,16 +195,6 @@ _STEPS: Final[Mapping[GreetingState, tuple[int, Callable[[Greeting, bytes], byte
     _State.AWAITS_NAME:      (0, Greeting.take_name),
 }
 # fmt: on
-
-
-def call_home_proof(secret: bytes, subject: str, stream_type: str) -> str:
-    """What a worker's call home carries: that it knows the secret, for this one subject.
-
-    A subject has 128 random bits, is told to one worker over a connection that was greeted, and is
-    taken once, so it is the nonce: the proof costs no round trip, and is of no use again.
-    """
-    words = b"trinamo call-home\0%s\0%s" % (stream_type.encode(), subject.encode())
-    return hmac.digest(_key(secret), words, "sha256").hex()
 
 
 @lru_cache(maxsize=16)

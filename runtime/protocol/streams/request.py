@@ -39,7 +39,7 @@ MESSAGE_CHARS_MAX = 4096
 
 
 class StreamType(enum.StrEnum):
-    """Which way the items of a call-home connection flow."""
+    """Which way the items of a stream flow."""
 
     REQUEST = "Request"
     RESPONSE = "Response"
@@ -57,12 +57,12 @@ class RequestKind(enum.StrEnum):
 
 
 class Carrier(enum.StrEnum):
-    """What a stream travels on."""
+    """Whose the link is that a stream travels on."""
 
     DEDICATED = "dedicated"
-    """A connection of its own."""
+    """It is the stream's own: the worker dials it, and closes it after the one stream."""
     MULTIPLEXED = "multiplexed"
-    """A link, which all streams between two processes share: that of the request, if it came by one."""
+    """All streams between two processes share it: that of the request, if it came by one."""
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -74,7 +74,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     carrier: Carrier = Carrier.DEDICATED
     """What the caller takes it on."""
     window_bytes: int = 0
-    """On a link: how much of an answer may be on its way before the caller has taken it."""
+    """How much of an answer may be on its way before the caller has taken it."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

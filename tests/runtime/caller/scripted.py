@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from tests.runtime.endpoints import Cluster
-from tests.transports.tcp.ends import RawEnd, eventually, handshake
+from tests.transports.tcp.ends import eventually
+from tests.transports.tcp.streams.raw_links import RawStream, raw_worker
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.errors import (
     TrinamoError,
@@ -102,16 +103,13 @@ async def scripted(
 
 
 @asynccontextmanager
-async def called_home(cluster: Cluster, plane: ScriptedPlane) -> AsyncIterator[RawEnd]:
-    """The connection of a worker that has greeted and says nothing more."""
+async def called_home(cluster: Cluster, plane: ScriptedPlane) -> AsyncIterator[RawStream]:
+    """The stream of a worker that has opened it and says nothing more."""
     await eventually(lambda: plane.sent)
     asked = plane.sent[-1].response
     assert asked is not None
-    host, _, port = asked.address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        end = RawEnd(stream)
-        await end.say(handshake(asked))
-        yield end
+    async with raw_worker(asked) as worker:
+        yield worker
 
 
 async def who_answers(client: Client) -> str:

@@ -15,7 +15,8 @@ import trio.testing
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.runtime.one_process import OneProcess, open_process
 from tests.runtime.worker.asking import PAYLOAD, ask, envelope
-from tests.transports.tcp.ends import lone_client, raw_caller
+from tests.transports.tcp.ends import lone_client
+from tests.transports.tcp.streams.raw_links import raw_caller
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.generation import EngineInfo, EngineStatistics

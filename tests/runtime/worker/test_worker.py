@@ -13,7 +13,8 @@ import trio.testing
 
 from tests.runtime.endpoints import NAME, Cluster, Handler, open_cluster
 from tests.runtime.worker.asking import ask, envelope
-from tests.transports.tcp.ends import eventually, lone_client, raw_caller
+from tests.transports.tcp.ends import eventually, lone_client
+from tests.transports.tcp.streams.raw_links import raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError

@@ -12,9 +12,7 @@ import pytest
 from tests.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, run
 from trinamo.sim import SeedChoices, first_difference
 from trinamo.transports.tcp import TcpStreamServer
-from trinamo.transports.tcp.streams.carrier import ItemLane
 from trinamo.transports.tcp.streams.channel import Channel
-from trinamo.transports.tcp.streams.dedicated.lanes import ConnectionLane
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
 
@@ -126,7 +124,7 @@ def test_a_paused_consumer_stops_the_handler_within_the_bounds_of_the_buffers() 
     paused = next(i for i, row in enumerate(rows) if row.kind == "pause")
     resumed = next(i for i, row in enumerate(rows) if row.kind == "resume")
     ahead = sum(row.kind == "stream.sent" for row in rows[paused:resumed])
-    # One send of the outbox, one full outbox behind it, and the connection's window.
+    # One window of credit, what waits for it, and the connection's window.
     assert ahead * 8192 <= (256 + 256 + 64) * 1024
     assert terminals(outcome) == {"complete"}
 
@@ -195,14 +193,13 @@ def test_a_planted_repetition_in_the_writer_is_found(monkeypatch: pytest.MonkeyP
     def twice_the_fifth(
         put: Callable[[Any, bytes], bool],
     ) -> Callable[[Any, bytes], bool]:
-        def put_twice(lane: ItemLane, item: bytes) -> bool:
+        def put_twice(lane: LinkLane, item: bytes) -> bool:
             if item.startswith((5).to_bytes(4, "big")):
                 put(lane, item)
             return put(lane, item)
 
         return put_twice
 
-    for lane in (ConnectionLane, LinkLane):
-        monkeypatch.setattr(lane, "put", twice_the_fifth(lane.put))
+    monkeypatch.setattr(LinkLane, "put", twice_the_fifth(LinkLane.put))
     found = {violation[:2] for violation in run(plan_of(), SeedChoices(1)).violations()}
     assert found == {"I1", "I2"}

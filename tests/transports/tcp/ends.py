@@ -1,7 +1,8 @@
 """Both ends of the tcp planes for tests: the real ones, and raw ones that say whatever one wants.
 
 `open_home` holds a stream server and a client and, when left, checks that every task, descriptor,
-subject and connection is gone. A `RawEnd` speaks frames, or bytes, over a socket of its own.
+subject and connection is gone. A `RawEnd` speaks bytes over a socket of its own (`streams/raw_links.py`:
+frames).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,10 +19,8 @@ import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.protocol.streams.codec import FrameDecoder
-from trinamo.runtime.protocol.streams.control import Control, Handshake, encode_control, parse_frame
-from trinamo.runtime.protocol.streams.membership import Purpose, call_home_proof
-from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
+from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.request import ConnectionInfo
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
@@ -58,7 +56,7 @@ def lone_client(using: TcpOptions | None = None) -> TcpClient:
 
 
 def task_count(server: TcpStreamServer) -> int:
-    """Connections being served and control frames being sent."""
+    """Connections being served."""
     return len(server._nursery.child_tasks)
 
 
@@ -97,46 +95,26 @@ async def open_home(**changes: Any) -> AsyncIterator[Home]:
                 await eventually(lambda: server.stream_count == client.open_count == 0)
             await eventually(lambda: task_count(server) == 0)
             await eventually(lambda: descriptors() == opened)
-            assert (server.registered_count, server.link_count, client.link_count) == (0, 0, 0)
+            assert (server.registered_count, len(server.links), len(client.links)) == (0, 0, 0)
         assert descriptors() == before
 
 
-def handshake(connection: ConnectionInfo) -> Handshake:
-    """What a worker says first, with the proof that it knows the secret there is not."""
-    proof = call_home_proof(b"", connection.subject, connection.stream_type)
-    return Handshake(connection.subject, connection.stream_type, proof)
-
-
 class RawEnd:
-    """One end of a connection that takes no part in the state machine."""
+    """One end of a connection that says whatever bytes one wants."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
-        self._decoder = FrameDecoder()
-        self._heard: deque[Control] = deque()
 
-    async def say(self, *words: Control | bytes) -> None:
-        """Send frames, or bytes as they are, in one piece."""
-        await self.stream.send_all(
-            b"".join(w if isinstance(w, bytes) else encode_control(w) for w in words)
-        )
+    async def say(self, *data: bytes) -> None:
+        """Send bytes as they are, in one piece."""
+        await self.stream.send_all(b"".join(data))
 
-    async def hear(self) -> Control | None:
-        """The next frame, or None at the peer's FIN; `trio.BrokenResourceError` at its RST."""
-        while not self._heard:
-            data = await self.stream.receive_some(65536)
-            if not data:
-                return None
-            events = map(parse_frame, self._decoder.feed(bytes(data)))
-            self._heard.extend(event for event in events if event is not None)
-        return self._heard.popleft()
-
-    async def hear_all(self) -> list[Control]:
-        """Every frame until the peer's FIN or RST."""
-        heard: list[Control] = []
+    async def hear_all(self) -> bytes:
+        """What comes until the peer's FIN or RST."""
+        heard = b""
         try:
-            while (event := await self.hear()) is not None:
-                heard.append(event)
+            async for data in self.stream:
+                heard += data
         except trio.BrokenResourceError:
             pass
         return heard
@@ -175,38 +153,3 @@ async def accept_member(
     end = RawEnd(await listener.accept())
     await welcome(end.stream, options(), RealEnv(), purpose, instance_id)
     return end
-
-
-@asynccontextmanager
-async def raw_worker(connection: ConnectionInfo, *words: Control | bytes) -> AsyncIterator[RawEnd]:
-    """A worker that has called home, greeted, and said `words`."""
-    async with raw_connection(connection.address) as end:
-        await end.say(handshake(connection), *words)
-        yield end
-
-
-@attrs.frozen
-class RawCaller:
-    """A caller's listening port without a stream server behind it."""
-
-    listener: trio.SocketListener
-    address: str
-
-    def connection(self, stream_type: StreamType = StreamType.RESPONSE) -> ConnectionInfo:
-        return ConnectionInfo(self.address, "subject", stream_type)
-
-    async def accept(self) -> RawEnd:
-        """The worker's call, its greeting heard."""
-        end = RawEnd(await self.listener.accept())
-        greeting = await end.hear()
-        assert isinstance(greeting, Handshake)
-        assert greeting.subject == "subject"
-        return end
-
-
-@asynccontextmanager
-async def raw_caller() -> AsyncIterator[RawCaller]:
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with listener:
-        host, port = listener.socket.getsockname()
-        yield RawCaller(listener, f"{host}:{port}")

@@ -15,8 +15,9 @@ from tests.conformance.requests.collecting import wait_room
 from tests.runtime.endpoints import open_cluster
 from tests.session import needs
 from tests.transports.tcp.children import child
-from tests.transports.tcp.ends import PATIENCE_S, RawEnd, lone_client, options, raw_caller
+from tests.transports.tcp.ends import PATIENCE_S, lone_client, options
 from tests.transports.tcp.processes import NAME, OPTIONS
+from tests.transports.tcp.streams.raw_links import RawStream, raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
@@ -91,7 +92,7 @@ async def test_a_caller_that_is_stopped_does_not_hold_a_writing_worker_for_ever(
     """Its kernel acknowledges, but takes nothing more: TCP_USER_TIMEOUT counts that time too."""
     context = Context("r")
     client = lone_client(options(user_timeout_s=0.3))
-    held: list[RawEnd] = []
+    held: list[RawStream] = []
     async with raw_caller() as caller:
 
         async def accept_and_never_read() -> None:
@@ -100,7 +101,9 @@ async def test_a_caller_that_is_stopped_does_not_hold_a_writing_worker_for_ever(
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(accept_and_never_read)
-                async with client.call_home(caller.connection(), context) as sender:
+                async with client.call_home(
+                    caller.connection(window_bytes=1 << 30), context
+                ) as sender:
                     sender.open()
                     with context.scope:
                         while True:

@@ -69,7 +69,7 @@ async def test_the_stream_that_is_opened_is_the_ack_and_an_answer_is_one_send(
             (1, Sentinel()),
         ]
     assert len(sends) == 1
-    assert cluster.calls["1"].link_count == 0
+    assert len(cluster.calls["1"].links) == 0
 
 
 async def test_a_nack_is_a_message_and_opens_nothing(cluster: Cluster) -> None:
@@ -111,7 +111,7 @@ async def test_a_link_that_is_lost_ends_its_requests_at_both_ends(cluster: Clust
     client = await cluster.client()
     async with client.stream(1, int) as stream:
         assert await anext(stream) == 0
-        for link in list(cluster.home._links):
+        for link in list(cluster.home.links):
             link.cancel()
         with pytest.raises(DisconnectedError):
             await anext(stream)

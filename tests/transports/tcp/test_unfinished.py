@@ -19,18 +19,21 @@ from tests.transports.tcp.ends import (
     lone_client,
     open_home,
     options,
-    raw_caller,
     raw_member,
-    raw_worker,
 )
-from tests.transports.tcp.streams.raw_links import RawLink
+from tests.transports.tcp.streams.raw_links import RawLink, raw_caller, raw_worker
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
-from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, Refused, encode_control
-from trinamo.runtime.protocol.streams.link_frames import Kind, Message, encode_message
-from trinamo.runtime.protocol.streams.multiplex import Multiplexer
+from trinamo.runtime.protocol.streams.control import Kill, Opened, Refused
+from trinamo.runtime.protocol.streams.link_frames import (
+    Kind,
+    Message,
+    encode_item,
+    encode_message,
+)
+from trinamo.runtime.protocol.streams.multiplex import PART_BYTES, Multiplexer
 from trinamo.runtime.protocol.streams.request import AckStatus, decode_answer, encode_envelope
 from trinamo.transports.tcp import (
     TcpOptions,
@@ -203,17 +206,17 @@ async def test_who_stops_waiting_is_not_favoured() -> None:
 # --- the other connections -----------------------------------------------------------------------
 
 
-async def test_an_item_that_does_not_become_whole_in_time_ends_its_stream_only() -> None:
+async def test_an_item_that_does_not_become_whole_in_time_ends_its_link_only() -> None:
     async with open_home(frame_timeout_s=0.1) as home:
         with (
             home.server.register(Context("r")) as mine,
             home.server.register(Context("o")) as other,
         ):
-            half = encode_control(Data(bytes(MB)))[:-1]
-            async with raw_worker(mine.connection, Opened(), half) as worker:
+            part = encode_item(1, bytes(PART_BYTES), is_last=False)
+            async with raw_worker(mine.connection, Opened(), *[part] * 64) as worker:
                 with pytest.raises(RemoteProtocolError, match="not whole within"):
                     await anext(mine.channel)
-                assert await worker.hear_all() in ([Kill(Reason.PROTOCOL_ERROR)], [])
+                assert await worker.hear() == Kill(Reason.PROTOCOL_ERROR)
             async with home.call(other.connection) as good:
                 good.send_nowait(bytes(MB))
                 good.finish()
@@ -241,7 +244,7 @@ async def test_an_answer_that_does_not_become_whole_in_time_ends_its_connection(
 
 
 async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() -> None:
-    """It has control frames to say: 32 MiB of anything else were buffered first."""
+    """It has words to say: 32 MiB of anything else were buffered first."""
     mine = Context("w")
     with trio.fail_after(PATIENCE_S):
         async with raw_caller() as caller, trio.open_nursery() as nursery:
@@ -253,7 +256,7 @@ async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() 
                     await eventually(lambda: mine.is_killed)
 
             end = await caller.accept()
-            await end.say(encode_frame(b"", bytes(100))[:8])
+            await end.say(encode_item(1, bytes(MB))[:8])
             await eventually(lambda: mine.is_killed)
             await end.stream.aclose()
     assert mine.reason is Reason.PROTOCOL_ERROR

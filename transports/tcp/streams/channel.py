@@ -3,8 +3,7 @@
 The reader puts items in by the batch, synchronously. A consumer either takes them out one by one,
 mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call;
 while the sink has no room, items wait here as they came.
-Bounded in bytes: what is taken goes back as credit, to the worker on a link, else to the reader of
-the connection, which stops without it.
+Bounded in bytes: what is taken goes back as credit to whoever sends, which stops without it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Channel:
         self._items: deque[bytes] = deque()
         self._credit = ReceiveCredit(window_bytes)
         self._give = give
-        """Gives credit back to whoever sends, or 0: nothing is held back any more."""
+        """Gives credit back to whoever sends."""
         self.arrival_count = 0
         """Batches of items that have come: whether it grows says whether the worker speaks."""
         self._drop = drop
@@ -186,7 +185,6 @@ class Channel:
         self._ended = True
         self._error = error
         self._wake()
-        self._give(0)
 
     # --- the consumer's side ---
 

@@ -1,53 +1,53 @@
-"""The worker's side of the data plane: dial the caller, greet, stream the answer home.
+"""The worker's side of the response plane where it calls home: dial the caller, open, stream the answer.
 
-On what, the caller has said in the envelope: on the link that all streams to it share, or on a
-connection of its own.
+On what, the caller has said in the envelope: on the link that all streams to it share, or on one that
+carries this stream alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
 
 import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConnectError
+from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo
 
+from ..greeting import dial_member
 from ..sockets import TcpOptions
-from .dedicated.worker import open_input, open_response
 from .input_receiver import InputReceiver
-from .linked import LinkedInput, LinkedResponse, WorkerLinks
+from .link import Link
+from .linked import LinkedInput, LinkedResponse, check_killed
 from .response_sender import TcpResponseSender
-
-T = TypeVar("T")
 
 
 class TcpClient:
-    """A `CallHome` over TCP."""
+    """A `CallHome` over TCP, and the links that it has dialled."""
 
     def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
         self.options = options
-        self.links = WorkerLinks(options, env, nursery)
-        self._dedicated_count = 0
-
-    @property
-    def link_count(self) -> int:
-        """Links that stand now, or are being made."""
-        return self.links.link_count
+        self.links: dict[Link, None] = {}
+        """Those that stand."""
+        self._env = env
+        self._nursery = nursery
+        self._shared: dict[str, _Dialled] = {}
+        """By the address of the caller at their other end."""
 
     @property
     def open_count(self) -> int:
         """Streams held now; zero at quiescence."""
-        return self._dedicated_count + self.links.stream_count
+        return sum(len(link.lanes) for link in self.links)
 
     def call_home(
         self, connection: ConnectionInfo, context: Context
     ) -> AbstractAsyncContextManager[TcpResponseSender]:
-        """Call the caller, greet, and hold the response stream until all that is queued is sent.
+        """Call the caller, open the response stream, and hold it until there was credit for all of it.
 
         The caller's Stop and Kill, and its death, reach `context` while inside. After a Kill from
         the caller nothing more is sent. Leaving without `finish` or `fail` ends the stream without
@@ -56,9 +56,7 @@ class TcpClient:
         Raises `ConnectError` if the caller cannot be reached and `KilledError` if the context is
         killed before that.
         """
-        if connection.carrier is Carrier.MULTIPLEXED:
-            return LinkedResponse(self.links, self.options, connection, context)
-        return self._counted(open_response(connection, context, self.options))
+        return LinkedResponse(self, self.options, connection, context)
 
     def receive_input(
         self, connection: ConnectionInfo, context: Context
@@ -68,18 +66,100 @@ class TcpClient:
         The iterator ends after Sentinel. Stop and Kill reach `context`; a stream that ends without
         an end mark kills it, since truncated input is no input.
         """
-        if connection.carrier is Carrier.MULTIPLEXED:
-            return LinkedInput(self.links, self.options, connection, context)
-        return self._counted(open_input(connection, context, self.options))
+        return LinkedInput(self, self.options, connection, context)
 
-    @asynccontextmanager
-    async def _counted(self, stream: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-        self._dedicated_count += 1
+    def ready(self, connection: ConnectionInfo) -> Link | None:
+        """The link that streams to this caller share, if it stands and takes one more."""
+        if connection.carrier is Carrier.DEDICATED:
+            return None
+        held = self._shared.get(connection.address)
+        return held.link if held is not None and held.takes_streams else None
+
+    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
+        """The link for one stream, dialled if need be: once, however many wait to share it.
+
+        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
+        killed before that.
+        """
+        if connection.carrier is Carrier.DEDICATED:
+            return await self._dial_for_one(connection.address, context)
+        address = connection.address
+        held = self._shared.get(address)
+        if held is None or not (held.is_dialling or held.takes_streams):
+            held = self._shared[address] = _Dialled()
+            start_nameless(self._nursery, self._share, address, held)
+        with context.cancelled_by_kill():
+            await held.settled.wait()
+        check_killed(context)
+        if held.error is not None:
+            # An exception of its own for every stream: a shared one would mix their tracebacks.
+            raise type(held.error)(held.error.message)
+        if held.link is None or not held.link.takes_streams:
+            raise ConnectError(f"the connection to {address} was lost as soon as it stood")
+        return held.link
+
+    async def _dial_for_one(self, address: str, context: Context) -> Link:
+        """A link that is closed once it has no stream: the one that is opened before it runs."""
+        with context.cancelled_by_kill():
+            stream = await self._dial(address)
+            link = Link(stream, self.options)
+            link.close()
+            self.links[link] = None
+            start_nameless(self._nursery, self._serve, stream, link)
+            return link
+        check_killed(context)
+        raise AssertionError("cancelled by a kill that was none")
+
+    async def _share(self, address: str, held: _Dialled) -> None:
         try:
-            async with stream as end:
-                yield end
+            stream = await self._dial(address)
+            held.link = link = Link(stream, self.options, idle_s=self.options.idle_s)
+            self.links[link] = None
+            held.settled.set()
+            await self._serve(stream, link)
+        except ConnectError as error:
+            held.error = error
         finally:
-            self._dedicated_count -= 1
+            if self._shared.get(address) is held:
+                del self._shared[address]
+            held.settled.set()
+
+    async def _dial(self, address: str) -> trio.SocketStream:
+        stream, _ = await dial_member(address, self.options, self._env, Purpose.STREAMS)
+        return stream
+
+    async def _serve(self, stream: trio.SocketStream, link: Link) -> None:
+        try:
+            async with stream:
+                await link.run()
+        finally:
+            del self.links[link]
+
+    def close(self) -> None:
+        """Close each link once its streams are over and all is sent."""
+        for link in self.links:
+            link.close()
+
+
+class _Dialled:
+    """A link to share, from the first stream that wants it."""
+
+    __slots__ = ("error", "link", "settled")
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.error: ConnectError | None = None
+        self.settled = trio.Event()
+
+    @property
+    def is_dialling(self) -> bool:
+        """Whether it is not known yet what comes of it."""
+        return not self.settled.is_set()
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether it stands, and another stream may be opened on it."""
+        return self.link is not None and self.link.takes_streams
 
 
 @asynccontextmanager
@@ -88,5 +168,5 @@ async def open_client(options: TcpOptions, env: Env) -> AsyncIterator[TcpClient]
     async with open_nursery() as nursery:
         client = TcpClient(options, env, nursery)
         yield client
-        client.links.close()
+        client.close()
         nursery.cancel_scope.deadline = trio.current_time() + options.linger_s

@@ -20,8 +20,8 @@ from trinamo.runtime.protocol.streams.control import (
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request_stream import request_stream
 
-from .carrier import Driver, Lane
 from .channel import Channel
+from .lane import Driver, LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
 
@@ -32,11 +32,11 @@ class InputReceiver(Driver):
     def __init__(self, context: Context, window_bytes: int) -> None:
         self._context = context
         self._machine = request_stream(Role.WORKER)
-        self._lane: Lane | None = None
+        self._lane: LinkLane | None = None
         self._truncated: KilledError | None = None
         self.channel = Channel(window_bytes, self._give, self._drop)
 
-    def greeted(self, lane: Lane, handshake: Handshake) -> None:
+    def greeted(self, lane: LinkLane, handshake: Handshake) -> None:
         """Record that the greeting is on its way, on `lane`."""
         self._machine.send(handshake)
         self._lane = lane
@@ -69,7 +69,7 @@ class InputReceiver(Driver):
 
     def take(self, items: list[bytes]) -> None:
         self._machine.receive(Data(items[0]))
-        if not self.channel.extend(items) and self._lane is not None and self._lane.has_credit:
+        if not self.channel.extend(items) and self._lane is not None:
             raise RemoteProtocolError("an item without credit")
 
     def receive(self, event: Control) -> None:

@@ -21,7 +21,7 @@ from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 from trinamo.runtime.protocol.streams.request_stream import request_stream
 
-from .carrier import ItemLane
+from .lane import LinkLane
 from .subject import OpenSubject
 
 
@@ -40,7 +40,7 @@ class InputRegistration(OpenSubject):
         self._ended = False
         self._due: Stop | Kill | None = None
         """Decided before the worker has called: said when it does."""
-        self._way: ItemLane | None = None
+        self._way: LinkLane | None = None
         """The lane, from the worker's call on."""
         # Last: a context that has ended says so at once.
         super().__init__(connection, context, forget)
@@ -98,7 +98,7 @@ class InputRegistration(OpenSubject):
 
     # --- what the worker says ---
 
-    def called(self, lane: ItemLane, handshake: Handshake) -> None:
+    def called(self, lane: LinkLane, handshake: Handshake) -> None:
         self._machine.receive(handshake)
         self._lane = self._way = lane
         self._called.set()

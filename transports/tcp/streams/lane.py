@@ -1,20 +1,24 @@
-"""One stream's place on a link: its credit, and what waits for it."""
+"""One stream's place on a link: its credit, and what waits for it.
+
+A *driver* is one end of one stream: it steps the table, and knows the request. It speaks into its
+*lane*, and is told by the link what comes.
+"""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
+from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import Closed, Control, Kill
 from trinamo.runtime.protocol.streams.credit import SendCredit
 from trinamo.runtime.protocol.streams.link_frames import encode_credit, encode_event
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
-
-from .carrier import Driver, ItemLane
 
 _log = logging.getLogger("trinamo.tcp")
 
@@ -52,8 +56,30 @@ class Sending(Protocol):
         ...
 
 
-class LinkLane(ItemLane):
-    """The way out of one stream of a link.
+class Driver(ABC):
+    """One end of one stream, as its link sees it. No method waits."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def take(self, items: list[bytes]) -> None:
+        """Items came; `RemoteProtocolError` if they must not."""
+
+    @abstractmethod
+    def receive(self, event: Control) -> None:
+        """The peer said something else; `RemoteProtocolError` if it must not."""
+
+    @abstractmethod
+    def lost(self, why: str) -> None:
+        """The link has ended, and whatever was not said by then never will be."""
+
+    @abstractmethod
+    def broken(self, error: RemoteProtocolError) -> None:
+        """The peer broke the protocol, of this stream or of its link."""
+
+
+class LinkLane:
+    """The way out of one stream of a link. After `hang_up` nothing more is sent.
 
     With credit an item goes to the link's writer at once. Without, it waits here, and so does what is
     said behind it; the sender was told that there is no room.
@@ -72,8 +98,6 @@ class LinkLane(ItemLane):
         "is_open",
         "stream",
     )
-
-    has_credit = True
 
     def __init__(self, link: Sending, stream: int, window_bytes: int) -> None:
         self.stream = stream
@@ -95,6 +119,7 @@ class LinkLane(ItemLane):
     # --- the driver's side ---
 
     def put(self, item: bytes) -> bool:
+        """Send one item; whether there is room for another. Without room it is queued."""
         if not self.is_open:
             return False
         if self._backlog is None and self._credit.left_bytes > 0 and len(item) <= PART_BYTES:
@@ -107,6 +132,7 @@ class LinkLane(ItemLane):
         return False
 
     def say(self, event: Control) -> None:
+        """Send a word behind the items; a Kill, and the end without a mark, drop those that wait."""
         if not self.is_open:
             return
         if isinstance(event, (Kill, Closed)):
@@ -117,22 +143,27 @@ class LinkLane(ItemLane):
             self._link.send_frame(encode_event(self.stream, event))
 
     def give(self, count: int) -> None:
-        if count and self.is_open:
+        """The consumer has taken half a window or more."""
+        if self.is_open:
             self._link.send_frame(encode_credit(self.stream, count))
 
     def hang_up(self) -> None:
+        """The last word is said, and nothing of the peer's matters any more."""
         self._is_hanging_up = True
         if self._backlog is None:
             self._close()
 
     def discard(self) -> None:
+        """Drop what is queued, and what may still be said: nobody wants it."""
         self._drop()
         self._close()
 
     def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time there is room again after a `put` that was False."""
         self._listener = listener
 
     async def drain(self) -> None:
+        """Wait until there is room. Safe to cancel."""
         if not self.is_open or self._has_room():
             await trio.lowlevel.checkpoint()
             return

@@ -36,8 +36,7 @@ from trinamo.runtime.protocol.streams.multiplex import (
 
 from ..sending import Promptly
 from ..sockets import TcpOptions
-from .carrier import Driver
-from .lane import LinkLane
+from .lane import Driver, LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
 

@@ -1,4 +1,4 @@
-"""The worker's streams on links: on the one that a request came by, or on one dialled to call home."""
+"""The worker's streams on links: on the one that a request came by, or on one dialled (`client.py`)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Protocol
 import trio
 
 from trinamo.runtime.context import Context, State
-from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, KilledError
-from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.protocol.streams.control import Closed, Handshake
 from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
-from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
 
-from ..greeting import dial_member
 from ..sockets import TcpOptions
 from .input_receiver import InputReceiver
 from .lane import LinkLane
@@ -28,12 +24,12 @@ from .response_sender import TcpResponseSender
 class Links(Protocol):
     """Where a worker finds the link to open a stream on."""
 
-    def ready(self, address: str) -> Link | None:
-        """The link to the caller at `address`, if it stands and takes one more stream."""
+    def ready(self, connection: ConnectionInfo) -> Link | None:
+        """The link for a stream to this caller, if it stands and takes one more."""
         ...
 
-    async def wait_ready(self, address: str, context: Context) -> Link:
-        """The same, waiting for it if it can come.
+    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
+        """The same, waiting for it if it can come; whoever asks opens its stream at once.
 
         Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
         killed before that.
@@ -60,108 +56,23 @@ class AnsweringLink:
         """Open the request stream; see `TcpClient`."""
         return LinkedInput(self, self._options, connection, context)
 
-    def ready(self, address: str) -> Link | None:  # noqa: ARG002 -- there is but one
+    def ready(self, connection: ConnectionInfo) -> Link | None:  # noqa: ARG002 -- there is but one
         """The link, unless it is lost."""
         return self._link if self._link.takes_streams else None
 
-    async def wait_ready(self, address: str, context: Context) -> Link:  # noqa: ARG002 -- there is but one
+    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:  # noqa: ARG002 -- there is but one
         """The link; it is not dialled again."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        _check_killed(context)
+        check_killed(context)
         if not self._link.takes_streams:
             raise ConnectError("the connection that the request came by was lost")
         return self._link
 
 
-class WorkerLinks:
-    """The links that one worker has dialled, by the address of the caller at their other end."""
-
-    def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
-        self._options = options
-        self._env = env
-        self._nursery = nursery
-        self._links: dict[str, _Dialled] = {}
-        self.link_count = 0
-        """Connections held now, or being made."""
-
-    def ready(self, address: str) -> Link | None:
-        """The link to a caller, if it stands and takes one more stream."""
-        held = self._links.get(address)
-        return held.link if held is not None and held.takes_streams else None
-
-    async def wait_ready(self, address: str, context: Context) -> Link:
-        """The link to a caller, dialled if need be: once, however many streams wait for it.
-
-        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
-        killed before that.
-        """
-        held = self._links.get(address)
-        if held is None or not (held.is_dialling or held.takes_streams):
-            held = self._links[address] = _Dialled()
-            start_nameless(self._nursery, self._run, address, held)
-        with context.cancelled_by_kill():
-            await held.settled.wait()
-        _check_killed(context)
-        if held.error is not None:
-            # An exception of its own for every stream: a shared one would mix their tracebacks.
-            raise type(held.error)(held.error.message)
-        if held.link is None or not held.link.takes_streams:
-            raise ConnectError(f"the connection to {address} was lost as soon as it stood")
-        return held.link
-
-    @property
-    def stream_count(self) -> int:
-        """Streams that are open."""
-        held = (each.link for each in self._links.values())
-        return sum(len(link.lanes) for link in held if link is not None)
-
-    def close(self) -> None:
-        """Close each link once its streams are over and all is sent."""
-        for held in self._links.values():
-            if held.link is not None:
-                held.link.close()
-
-    async def _run(self, address: str, held: _Dialled) -> None:
-        self.link_count += 1
-        try:
-            stream, _ = await dial_member(address, self._options, self._env, Purpose.STREAMS)
-            async with stream:
-                held.link = Link(stream, self._options, idle_s=self._options.idle_s)
-                held.settled.set()
-                await held.link.run()
-        except ConnectError as error:
-            held.error = error
-        finally:
-            self.link_count -= 1
-            if self._links.get(address) is held:
-                del self._links[address]
-            held.settled.set()
-
-
-def _check_killed(context: Context) -> None:
+def check_killed(context: Context) -> None:
+    """Raise `KilledError` if the request of `context` is killed: nothing is opened for it any more."""
     if context.is_killed:
         raise KilledError("killed before the caller could be called", reason=str(context.reason))
-
-
-class _Dialled:
-    """A link from the first stream that wants it."""
-
-    __slots__ = ("error", "link", "settled")
-
-    def __init__(self) -> None:
-        self.link: Link | None = None
-        self.error: ConnectError | None = None
-        self.settled = trio.Event()
-
-    @property
-    def is_dialling(self) -> bool:
-        """Whether it is not known yet what comes of it."""
-        return not self.settled.is_set()
-
-    @property
-    def takes_streams(self) -> bool:
-        """Whether it stands, and another stream may be opened on it."""
-        return self.link is not None and self.link.takes_streams
 
 
 class _Linked:
@@ -186,9 +97,9 @@ class _Linked:
 
     async def _open(self) -> tuple[LinkLane, Handshake]:
         connection = self._connection
-        link = self._links.ready(connection.address)
+        link = self._links.ready(connection)
         if link is None or self._context.is_killed:
-            link = await self._links.wait_ready(connection.address, self._context)
+            link = await self._links.wait_ready(connection, self._context)
         handshake = Handshake(connection.subject, self.stream_type)
         stream = link.ids.give()
         lane = link.add(stream, connection.window_bytes)

@@ -31,8 +31,8 @@ from trinamo.runtime.protocol.streams.response_stream import (
     response_stream,
 )
 
-from .carrier import Lane
 from .channel import Channel
+from .lane import LinkLane
 from .subject import OpenSubject
 
 _ENDED = (WorkerState.DONE, WorkerState.TRUNCATED, WorkerState.DRAINING)
@@ -46,12 +46,11 @@ class ResponseRegistration(OpenSubject):
         connection: ConnectionInfo,
         context: Context,
         forget: Callable[[OpenSubject], None],
-        window_bytes: int,
     ) -> None:
         self._machine = response_stream(Role.CALLER)
         self._is_streaming = False
         """The one state of the worker that is asked for with every token."""
-        self.channel = Channel(window_bytes, self._give, self._drop)
+        self.channel = Channel(connection.window_bytes, self._give, self._drop)
         # Last: a context that has ended says so at once.
         super().__init__(connection, context, forget)
 
@@ -96,7 +95,7 @@ class ResponseRegistration(OpenSubject):
 
     # --- what the worker says ---
 
-    def called(self, lane: Lane, handshake: Handshake) -> None:
+    def called(self, lane: LinkLane, handshake: Handshake) -> None:
         self._machine.receive(handshake)
         self._lane = lane
         self.channel.call()
@@ -111,7 +110,7 @@ class ResponseRegistration(OpenSubject):
             # Raises, unless nobody wants them any more.
             self._machine.receive(Data(items[0]))
             return
-        if not self.channel.extend(items) and self._lane is not None and self._lane.has_credit:
+        if not self.channel.extend(items) and self._lane is not None:
             raise RemoteProtocolError("an item without credit")
 
     def receive(self, event: Control) -> None:

@@ -23,7 +23,7 @@ from trinamo.runtime.protocol.streams.control import (
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState, response_stream
 
-from .carrier import Driver, ItemLane
+from .lane import Driver, LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
 
@@ -33,7 +33,7 @@ class TcpResponseSender(Driver):
 
     __slots__ = ("_context", "_is_streaming", "_lane", "_machine", "is_gone", "is_over")
 
-    def __init__(self, lane: ItemLane, context: Context) -> None:
+    def __init__(self, lane: LinkLane, context: Context) -> None:
         self._machine = response_stream(Role.WORKER)
         self._lane = lane
         self._context = context
@@ -64,11 +64,7 @@ class TcpResponseSender(Driver):
         return self._lane.put(item)
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time there is room again after a `send_nowait` that was False.
-
-        There is room on a link when the caller has given credit; on a connection of the stream's
-        own, when half the bound is sent.
-        """
+        """Call `listener` each time there is room again after a `send_nowait` that was False."""
         self._lane.on_room(listener)
 
     def open(self) -> None:

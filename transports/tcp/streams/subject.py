@@ -11,7 +11,7 @@ from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 
-from .carrier import Driver, ItemLane, Lane
+from .lane import Driver, LinkLane
 
 
 class OpenSubject(Driver):
@@ -24,7 +24,7 @@ class OpenSubject(Driver):
         self.is_taken = False
         self._context = context
         self._forget = forget
-        self._lane: Lane | None = None
+        self._lane: LinkLane | None = None
         """Until the end of the stream."""
         context.on_change(self._on_context)
 
@@ -53,7 +53,7 @@ class OpenSubject(Driver):
         """The request was stopped or killed."""
 
     @abstractmethod
-    def called(self, lane: ItemLane, handshake: Handshake) -> None:
+    def called(self, lane: LinkLane, handshake: Handshake) -> None:
         """The worker has called home, on `lane`."""
 
     def _hang_up(self) -> None:

@@ -120,7 +120,7 @@ async def test_a_silent_worker_is_told_that_the_time_is_up(cluster: Cluster) -> 
     cluster.nursery.start_soon(ask)
     async with called_home(cluster, plane) as worker:
         await worker.say(Opened())
-        assert await worker.hear_all() == [Kill(Reason.DEADLINE)]
+        assert await worker.hear() == Kill(Reason.DEADLINE)
 
 
 async def test_the_wait_for_a_worker_s_call_is_limited_too(cluster: Cluster) -> None:

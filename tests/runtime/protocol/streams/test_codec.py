@@ -11,8 +11,6 @@ from trinamo.runtime.protocol.streams.codec import (
     HEADER_BYTES_MAX,
     PREFIX_BYTES,
     FrameDecoder,
-    data_prefix,
-    decode_first_frame,
     decode_frame,
     encode_frame,
 )
@@ -59,10 +57,6 @@ def test_the_longest_part_a_length_field_can_tell_is_none() -> None:
     most = long((1 << 32) - 1)
     assert encode_frame(most, b"")[:8] == b"\xff\xff\xff\xff\0\0\0\0"
     assert encode_frame(b"", most)[:8] == b"\0\0\0\0\xff\xff\xff\xff"
-
-
-def test_the_data_prefix_and_the_payload_are_a_data_only_frame() -> None:
-    assert data_prefix(3) + b"abc" == encode_frame(b"", b"abc")
 
 
 def test_all_four_kinds_of_frame_come_back_in_order() -> None:
@@ -168,22 +162,3 @@ def test_a_whole_message_is_one_frame() -> None:
 def test_a_message_that_is_not_one_frame_is_malformed(message: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_frame(message)
-
-
-# --- the one frame of a stranger -----------------------------------------------------------------
-
-
-def test_the_first_frame_is_cut_off_from_what_is_behind_it() -> None:
-    wire = encode_frame(b"handshake") + b"rest"
-    for cut in range(PREFIX_BYTES + 9):
-        assert decode_first_frame(wire[:cut], header_bytes_max=9) is None
-    assert decode_first_frame(wire[:17], header_bytes_max=9) == (b"handshake", b"")
-    assert decode_first_frame(wire, header_bytes_max=9) == (b"handshake", b"rest")
-
-
-@pytest.mark.parametrize(("header_bytes", "data_bytes"), [(10, 0), (9, 1), (2**32 - 1, 0)])
-def test_a_first_frame_that_is_too_large_is_refused_by_its_announcement(
-    header_bytes: int, data_bytes: int
-) -> None:
-    with pytest.raises(RemoteProtocolError, match="first frame"):
-        decode_first_frame(announce(header_bytes, data_bytes), header_bytes_max=9)

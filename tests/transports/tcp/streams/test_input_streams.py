@@ -9,35 +9,30 @@ import pytest
 import trio
 import trio.testing
 
-from tests.transports.tcp.ends import (
-    Home,
-    RawEnd,
-    eventually,
-    lone_client,
-    open_home,
-    raw_caller,
-    raw_worker,
-)
+from tests.transports.tcp.ends import Home, eventually, lone_client, open_home
+from tests.transports.tcp.streams.raw_links import meeting, raw_caller, raw_worker
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import DisconnectedError, KilledError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import encode_frame
 from trinamo.runtime.protocol.streams.control import (
     Control,
     Data,
-    Handshake,
     Kill,
     Opened,
     Refused,
     Sentinel,
     Stop,
-    encode_control,
 )
+from trinamo.runtime.protocol.streams.link_frames import Kind, encode_item
 from trinamo.runtime.protocol.streams.request import StreamType
+
+OPEN = b"\0\0\0\1" + bytes([Kind.OPEN]) + bytes(5)
+SENTINEL = b"\0\0\0\1" + bytes([Kind.SENTINEL])
 
 
 @pytest.fixture
 async def home() -> AsyncIterator[Home]:
-    async with open_home() as home:
+    async with open_home(streams="dedicated") as home:
         yield home
 
 
@@ -154,17 +149,17 @@ async def test_a_worker_that_does_not_read_holds_the_sender_back(home: Home) -> 
         pytest.param([Opened()], id="a prologue"),
         pytest.param([Data(b"x")], id="data"),
         pytest.param([Stop()], id="stop"),
-        pytest.param([Handshake("s", StreamType.REQUEST)], id="a second handshake"),
+        pytest.param([encode_frame(OPEN, b"s")], id="opened twice"),
         pytest.param([encode_frame(b"junk")], id="junk"),
         pytest.param([b"\xff" * 16], id="oversize"),
     ],
 )
-async def test_a_worker_that_talks_on_a_request_connection_ends_it(
+async def test_a_worker_that_talks_on_a_request_stream_ends_it(
     home: Home, words: list[Control | bytes]
 ) -> None:
     with home.server.register_input(Context("r")) as asked:
-        async with raw_worker(asked.connection, *words) as worker:
-            await worker.wait_gone()
+        async with raw_worker(asked.connection, *words):
+            await eventually(lambda: asked.is_taken and home.server.stream_count == 0)
             with pytest.raises(RemoteProtocolError):
                 await asked.send(b"x")
 
@@ -174,24 +169,20 @@ async def said(*words: Control | bytes, fin: bool = True) -> tuple[list[bytes], 
     context = Context("w")
     items: list[bytes] = []
 
-    async def answer(end: RawEnd) -> None:
-        await end.say(*words)
-        if fin:
-            await end.stream.send_eof()
-        else:
-            end.reset()
-
     async with raw_caller() as port:
         client = lone_client()
-        async with client.receive_input(port.connection(StreamType.REQUEST), context) as received:
-            end = await port.accept()
-            async with end.stream:
-                await answer(end)
-                try:
-                    async for item in received:
-                        items.append(item)  # noqa: PERF401 -- items before the error count
-                except KilledError:
-                    assert context.is_killed
+        call = client.receive_input(port.connection(StreamType.REQUEST), context)
+        async with meeting(port, call) as (end, received):
+            await end.say(*words)
+            if fin:
+                await end.stream.send_eof()
+            else:
+                end.link.end.reset()
+            try:
+                async for item in received:
+                    items.append(item)  # noqa: PERF401 -- items before the error count
+            except KilledError:
+                assert context.is_killed
         assert client.open_count == 0
     return items, context
 
@@ -218,7 +209,7 @@ async def test_an_input_stream_says_why_it_was_stopped_or_killed(reason: Reason)
     [
         pytest.param([], id="nothing"),
         pytest.param([Data(b"a")], id="no end mark"),
-        pytest.param([encode_control(Data(b"abc"))[:-1]], id="half a frame"),
+        pytest.param([encode_item(1, b"abc")[:-1]], id="half a frame"),
     ],
 )
 @pytest.mark.parametrize("fin", [True, False], ids=["FIN", "RST"])
@@ -237,7 +228,9 @@ async def test_truncated_input_kills_the_request(words: list[Control | bytes], f
         pytest.param([Sentinel(), Sentinel()], Reason.PROTOCOL_ERROR, id="two end marks"),
         pytest.param([Stop(), Data(b"a")], Reason.PROTOCOL_ERROR, id="data after stop"),
         pytest.param([b"\xff" * 8], Reason.PROTOCOL_ERROR, id="oversize"),
-        pytest.param([encode_frame(b'"Kill"', b"x")], Reason.PROTOCOL_ERROR, id="kill with data"),
+        pytest.param(
+            [encode_frame(SENTINEL, b"x")], Reason.PROTOCOL_ERROR, id="sentinel with data"
+        ),
     ],
 )
 async def test_a_caller_s_other_words_kill_the_request(

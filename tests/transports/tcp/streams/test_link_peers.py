@@ -12,9 +12,8 @@ from tests.transports.tcp.ends import Home, eventually, lone_client, open_home
 from tests.transports.tcp.streams.raw_links import (
     WINDOW,
     RawLink,
-    accept_link,
-    caller_port,
     on_link,
+    raw_caller,
     worker_link,
 )
 from trinamo.runtime.context import Context, Reason, State
@@ -124,7 +123,7 @@ async def test_a_worker_that_breaks_one_stream_loses_that_stream_alone(
             await link.say(1, ITEM, Sentinel())
             await link.say(2, b"unharmed", Sentinel())
             assert await collect(other.channel) == ([b"unharmed"], None)
-            assert home.server.link_count == 1
+            assert len(home.server.links) == 1
 
 
 @pytest.mark.parametrize("words", OF_THE_LINK)
@@ -200,7 +199,7 @@ async def test_a_stream_closed_without_an_end_mark_is_disconnected_and_the_link_
             items, error = await collect(mine.channel)
             assert items == [ITEM]
             assert type(error) is DisconnectedError
-            assert home.server.link_count == 1
+            assert len(home.server.links) == 1
 
 
 async def test_who_is_refused_hears_why_and_goes_on_with_its_other_streams(home: Home) -> None:
@@ -239,7 +238,7 @@ async def test_nothing_counts_after_the_end_mark_of_a_stream(home: Home) -> None
             late = Failed(EngineError("late"))
             await link.open(1, mine.connection, Opened(), ITEM, Sentinel(), ITEM, late, Closed())
             assert await collect(mine.channel) == ([ITEM], None)
-            assert home.server.link_count == 1
+            assert len(home.server.links) == 1
 
 
 async def test_an_input_s_worker_that_speaks_loses_that_stream_alone(home: Home) -> None:
@@ -249,7 +248,7 @@ async def test_an_input_s_worker_that_speaks_loses_that_stream_alone(home: Home)
             await eventually(lambda: asked.is_taken and home.server.stream_count == 0)
             with pytest.raises(RemoteProtocolError):
                 await asked.send(b"x")
-            assert home.server.link_count == 1
+            assert len(home.server.links) == 1
 
 
 # --- the worker's end ------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ class Calls:
 async def calls() -> AsyncIterator[Calls]:
     """Opened; each handler sleeps until it is killed or may end, and then finishes."""
     client, contexts = lone_client(), [Context("one"), Context("two")]
-    async with caller_port() as port, trio.open_nursery() as nursery:
+    async with raw_caller() as port, trio.open_nursery() as nursery:
 
         async def handler(context: Context) -> None:
             async with client.call_home(on_link(port, subject=context.id), context) as sender:
@@ -281,7 +280,7 @@ async def calls() -> AsyncIterator[Calls]:
         for context in contexts:
             nursery.start_soon(handler, context)
         with trio.fail_after(10):
-            found.link = await accept_link(port)
+            found.link = await port.accept_link()
             async with found.link.end.stream:
                 heard = [await found.link.hear() for _ in range(4)]
                 said = [each[1] for each in heard if each is not None]

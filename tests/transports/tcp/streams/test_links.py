@@ -12,7 +12,7 @@ import trio.testing
 from tests.conformance.requests.collecting import collect, wait_room
 from tests.conformance.requests.sinks import Collecting
 from tests.transports.tcp.ends import Home, eventually, lone_client, open_home, options
-from tests.transports.tcp.streams.raw_links import accept_link, caller_port, on_link
+from tests.transports.tcp.streams.raw_links import on_link, raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError, ImpostorError, KilledError
@@ -44,11 +44,11 @@ async def test_streams_that_begin_together_wait_for_one_dial_and_share_its_link(
     async with trio.open_nursery() as nursery:
         for _ in range(50):
             nursery.start_soon(one_item, home)
-    assert home.client.link_count == home.server.link_count == 1
+    assert len(home.client.links) == len(home.server.links) == 1
 
 
 async def test_a_caller_that_cannot_be_reached_is_a_connect_error_of_each_waiting_stream() -> None:
-    async with caller_port() as port:
+    async with raw_caller() as port:
         pass
     client, errors = lone_client(), list[ConnectError]()
 
@@ -63,7 +63,7 @@ async def test_a_caller_that_cannot_be_reached_is_a_connect_error_of_each_waitin
             nursery.start_soon(call)
     assert len({id(error) for error in errors}) == 5
     assert all(error.definite for error in errors)
-    assert client.link_count == 0
+    assert len(client.links) == 0
 
 
 async def test_a_caller_of_another_cluster_is_an_impostor() -> None:
@@ -79,7 +79,7 @@ async def test_a_caller_of_another_cluster_is_an_impostor() -> None:
 
 async def test_a_request_killed_while_its_link_is_dialled_does_not_wait() -> None:
     theirs = Context("w")
-    async with caller_port() as port, trio.open_nursery() as nursery:
+    async with raw_caller() as port, trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def call() -> None:
@@ -96,8 +96,8 @@ async def test_an_idle_link_is_closed_and_the_next_stream_dials_another() -> Non
     async with open_home(streams="multiplexed", idle_s=0.02) as home:
         for _ in range(3):
             await one_item(home)
-            assert home.client.link_count == 1
-            await eventually(lambda: home.client.link_count == home.server.link_count == 0)
+            assert len(home.client.links) == 1
+            await eventually(lambda: len(home.client.links) == len(home.server.links) == 0)
 
 
 async def test_a_link_without_another_id_is_retired_and_ends_with_its_streams(
@@ -107,9 +107,9 @@ async def test_a_link_without_another_id_is_retired_and_ends_with_its_streams(
     with home.server.register(Context("r")) as registration:
         async with home.call(registration.connection) as sender:
             await one_item(home)
-            assert home.server.link_count == 1
+            assert len(home.server.links) == 1
             await one_item(home)
-            assert home.server.link_count == 2
+            assert len(home.server.links) == 2
             sender.send_nowait(b"still here")
             sender.finish()
         assert await collect(registration.channel) == ([b"still here"], None)
@@ -207,14 +207,14 @@ async def test_a_kill_in_the_middle_of_a_long_item_leaves_nothing_of_it(home: Ho
                 await registration.channel.wait_prologue()
             await eventually(lambda: theirs.is_killed)  # noqa: B023 -- called in this turn
     await one_item(home)
-    (link,) = home.server._links
+    (link,) = home.server.links
     assert link._demux.parted_bytes == 0
 
 
 async def test_a_peer_that_takes_nothing_for_a_time_is_taken_for_dead() -> None:
     client = lone_client(options(send_timeout_s=0.1))
     context = Context("w")
-    async with caller_port() as port, trio.open_nursery() as nursery:
+    async with raw_caller() as port, trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def handler() -> None:
@@ -225,15 +225,15 @@ async def test_a_peer_that_takes_nothing_for_a_time_is_taken_for_dead() -> None:
                         if not sender.send_nowait(bytes(PART_BYTES)):
                             await wait_room(sender)
 
-        link = await accept_link(port)
+        link = await port.accept_link()
         await eventually(lambda: context.is_killed)
         assert context.reason is Reason.CONSUMER_DROPPED
         await link.end.stream.aclose()
-    await eventually(lambda: client.link_count == 0)
+    await eventually(lambda: len(client.links) == 0)
 
 
 async def test_leaving_the_client_sends_what_is_left_and_hangs_up() -> None:
-    async with caller_port() as port:
+    async with raw_caller() as port:
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -246,7 +246,7 @@ async def test_leaving_the_client_sends_what_is_left_and_hangs_up() -> None:
                     sender.send_nowait(b"last words")
                     sender.finish()
 
-            link = await accept_link(port)
+            link = await port.accept_link()
             heard = [what for _, what in await link.hear_all()]
             await link.end.stream.aclose()
         assert heard[1:] == [Opened(), [b"last words"], Sentinel()]
@@ -254,7 +254,7 @@ async def test_leaving_the_client_sends_what_is_left_and_hangs_up() -> None:
 
 async def test_an_answer_for_a_slow_consumer_is_held_until_there_is_credit_for_all_of_it() -> None:
     left = False
-    async with caller_port() as port, trio.open_nursery() as nursery:
+    async with raw_caller() as port, trio.open_nursery() as nursery:
         client = lone_client()
 
         @nursery.start_soon
@@ -267,7 +267,7 @@ async def test_an_answer_for_a_slow_consumer_is_held_until_there_is_credit_for_a
                 sender.finish()
             left = True
 
-        link = await accept_link(port)
+        link = await port.accept_link()
         heard = [await link.hear() for _ in range(3)]
         assert heard[2] == (1, [b"item"])
         for _ in range(2):
@@ -283,7 +283,7 @@ async def test_an_answer_for_a_slow_consumer_is_held_until_there_is_credit_for_a
 async def test_a_worker_killed_from_within_does_not_wait_for_credit_longer_than_the_linger() -> (
     None
 ):
-    async with caller_port() as port, trio.open_nursery() as nursery:
+    async with raw_caller() as port, trio.open_nursery() as nursery:
         client, context = lone_client(options(linger_s=0.02)), Context("w")
 
         @nursery.start_soon
@@ -295,7 +295,7 @@ async def test_a_worker_killed_from_within_does_not_wait_for_credit_longer_than_
                 context.kill(Reason.WORKER_SHUTDOWN)
                 sender.finish()
 
-        link = await accept_link(port)
+        link = await port.accept_link()
         heard = [await link.hear() for _ in range(4)]
         assert heard[2:] == [(1, [b"item"]), (1, Closed())]
         await link.end.stream.aclose()
@@ -333,7 +333,7 @@ async def test_ten_thousand_streams_of_one_link_leave_nothing_behind() -> None:
     ):
         home = Home(server, client)
         await one_item(home)
-        (link,), tasks = home.server._links, trio.lowlevel.current_statistics().tasks_living
+        (link,), tasks = home.server.links, trio.lowlevel.current_statistics().tasks_living
 
         async def handler(connection: ConnectionInfo, number: int) -> None:
             context = Context(f"w{number}")

@@ -11,9 +11,10 @@ import trio.testing
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
+from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo, StreamType
+from trinamo.transports.tcp import TcpClient
 from trinamo.transports.tcp.sockets import TcpOptions
-from trinamo.transports.tcp.streams import linked
-from trinamo.transports.tcp.streams.linked import WorkerLinks
+from trinamo.transports.tcp.streams import client
 
 
 class StandingLink:
@@ -35,17 +36,18 @@ async def dialled(*_: object) -> tuple[Any, None]:
 async def test_a_full_link_that_ends_leaves_its_successor_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linked, "dial_member", dialled)
-    monkeypatch.setattr(linked, "Link", StandingLink)
+    monkeypatch.setattr(client, "dial_member", dialled)
+    monkeypatch.setattr(client, "Link", StandingLink)
+    shared = ConnectionInfo("caller", "s", StreamType.RESPONSE, Carrier.MULTIPLEXED)
     async with trio.open_nursery() as nursery:
-        links = WorkerLinks(TcpOptions(), RealEnv(), nursery)
-        first: Any = await links.wait_ready("caller", Context("1"))
+        links = TcpClient(TcpOptions(), RealEnv(), nursery)
+        first: Any = await links.wait_ready(shared, Context("1"))
         first.takes_streams = False
-        second: Any = await links.wait_ready("caller", Context("2"))
+        second: Any = await links.wait_ready(shared, Context("2"))
         assert second is not first
         first.may_end.set()
         await trio.testing.wait_all_tasks_blocked()
-        assert links.ready("caller") == second
-        assert links.link_count == 1
+        assert links.ready(shared) == second
+        assert len(links.links) == 1
         second.may_end.set()
-    assert links.ready("caller") is None
+    assert links.ready(shared) is None

@@ -13,13 +13,12 @@ import trio.testing
 from tests.conformance.requests.collecting import wait_room
 from tests.transports.tcp.ends import (
     PATIENCE_S,
-    RawEnd,
     descriptors,
     eventually,
     lone_client,
     options,
-    raw_caller,
 )
+from tests.transports.tcp.streams.raw_links import RawStream, meeting, raw_caller
 from trinamo.runtime.context import Context, Reason, State
 from trinamo.runtime.errors import EngineError, LocalProtocolError
 from trinamo.runtime.protocol.streams.codec import encode_frame
@@ -28,18 +27,22 @@ from trinamo.runtime.protocol.streams.control import (
     Data,
     Declined,
     Failed,
-    Handshake,
     Kill,
     Opened,
     Refused,
     Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.link_frames import Kind, encode_credit
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 
 OVERSIZE = b"\0\0\0\0\xff\xff\xff\xff"
+
+
+def head(kind: int, rest: bytes = b"") -> bytes:
+    """Of a frame of the first stream."""
+    return b"\0\0\0\1" + bytes([kind]) + rest
 
 
 @attrs.frozen
@@ -47,7 +50,7 @@ class Call:
     """A worker's call to a raw caller."""
 
     context: Context
-    caller: RawEnd
+    caller: RawStream
     sender: TcpResponseSender
 
 
@@ -57,17 +60,19 @@ async def calling(using: TcpOptions | None = None) -> AsyncIterator[Call]:
     client, context = lone_client(using), Context("w")
     with trio.fail_after(PATIENCE_S):
         before = descriptors()
-        async with raw_caller() as port, client.call_home(port.connection(), context) as sender:
-            caller = await port.accept()
-            async with caller.stream:
-                sender.open()
-                assert await caller.hear() == Opened()
-                yield Call(context, caller, sender)
+        async with (
+            raw_caller() as port,
+            meeting(port, client.call_home(port.connection(), context)) as (caller, sender),
+        ):
+            sender.open()
+            assert await caller.hear() == Opened()
+            yield Call(context, caller, sender)
         assert client.open_count == 0
+        await eventually(lambda: len(client.links) == 0)
         await eventually(lambda: descriptors() == before)
 
 
-async def test_the_worker_greets_opens_streams_says_sentinel_and_hangs_up() -> None:
+async def test_the_worker_opens_streams_and_says_sentinel() -> None:
     async with calling() as call:
         call.sender.send_nowait(b"a")
         call.sender.send_nowait(b"b")
@@ -112,9 +117,15 @@ async def test_a_declining_prologue_is_followed_by_fin() -> None:
 
 
 async def test_a_caller_that_never_hangs_up_is_not_waited_for_longer_than_the_linger() -> None:
-    async with calling(options(linger_s=0.02)) as call:
-        call.sender.finish()
-        # Leaving waits for the caller's FIN, which comes only after leaving.
+    client = lone_client(options(linger_s=0.02))
+    async with raw_caller() as port:
+        call = client.call_home(port.connection(), Context("w"))
+        async with meeting(port, call) as (caller, sender):
+            sender.fail(EngineError("x"))
+            await call.__aexit__(None, None, None)
+            assert isinstance(await caller.hear(), Declined)
+            assert await caller.hear() is None
+            await eventually(lambda: len(client.links) == 0)
 
 
 async def test_stop_reaches_the_context_and_the_answer_goes_on() -> None:
@@ -131,40 +142,38 @@ async def test_stop_reaches_the_context_and_the_answer_goes_on() -> None:
 async def test_a_stop_and_a_kill_bring_their_reasons(reason: Reason) -> None:
     async with calling() as call:
         await call.caller.say(Stop(reason), Kill(reason))
-        with trio.CancelScope():
-            await trio.sleep_forever()
+        await run_into_the_end(call)
     assert (call.context.stop_reason, call.context.kill_reason) == (reason, reason)
 
 
 async def test_after_a_kill_nothing_more_is_said_and_no_sentinel() -> None:
     async with calling() as call:
         await call.caller.say(Kill())
-        with trio.CancelScope() as scope:
+        with call.context.scope:
             try:
                 await trio.sleep_forever()
-            except trio.Cancelled:
-                # The call's body is cancelled: the handler need not look at the context.
+            finally:
+                # The handler need not look at the context.
                 assert call.context.reason is Reason.CONSUMER_DROPPED
                 assert not call.sender.send_nowait(b"dropped")
                 call.sender.finish()
-                raise
-        assert not scope.cancel_called
+        # The worker has nothing more to say, and hangs up.
+        assert await call.caller.hear_all() == []
     assert call.context.is_killed
 
 
 async def run_into_the_end(call: Call) -> None:
-    """Sleep in the call's body until the call cancels it."""
-    try:
+    """Sleep, as a handler may, until a Kill cancels it."""
+    with call.context.scope:
         await trio.sleep_forever()
-    finally:
-        assert call.context.is_killed
+    assert call.context.is_killed
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 async def test_a_caller_that_dies_is_a_kill(how: str) -> None:
     async with calling() as call:
         if how == "RST":
-            call.caller.reset()
+            call.caller.link.end.reset()
         else:
             await call.caller.stream.send_eof()
         await run_into_the_end(call)
@@ -175,7 +184,7 @@ async def test_a_caller_that_dies_while_the_worker_is_blocked_writing_is_a_kill(
     async with calling() as call:
         while call.sender.send_nowait(b"x" * 100_000):
             pass
-        call.caller.reset()
+        call.caller.link.end.reset()
         await run_into_the_end(call)
     assert call.context.reason is Reason.CONSUMER_DROPPED
 
@@ -186,13 +195,13 @@ async def test_a_caller_that_dies_while_the_worker_is_blocked_writing_is_a_kill(
         pytest.param([Sentinel()], id="sentinel"),
         pytest.param([Data(b"x")], id="data"),
         pytest.param([Opened()], id="prologue"),
-        pytest.param([Handshake("s", StreamType.RESPONSE)], id="handshake"),
+        pytest.param([encode_frame(head(Kind.OPEN, bytes(5)), b"s")], id="an opening"),
         pytest.param([Failed(EngineError(""))], id="failed"),
         pytest.param([Stop(), Stop()], id="stop twice"),
         pytest.param([Stop(), Refused("", "")], id="refused after stop"),
-        pytest.param([encode_frame(b"{}")], id="unknown control frame"),
-        pytest.param([encode_frame(b"\xff")], id="no JSON"),
-        pytest.param([encode_frame(b'"Stop"', b"data")], id="stop with data"),
+        pytest.param([encode_frame(head(99))], id="an unknown kind"),
+        pytest.param([encode_frame(head(Kind.REFUSED), b"\xff")], id="no JSON"),
+        pytest.param([encode_frame(head(Kind.CLOSED), b"data")], id="closed with data"),
         pytest.param([OVERSIZE], id="oversize"),
         pytest.param([b"HTTP/1.1 400 Bad Request\r\n\r\n"], id="not frames at all"),
     ],
@@ -244,13 +253,16 @@ async def test_there_is_room_again_when_the_caller_has_read() -> None:
             nursery.start_soon(wait_room, call.sender)
             await trio.testing.wait_all_tasks_blocked(0.01)
             while nursery.child_tasks:
-                await call.caller.hear()
+                item = await call.caller.hear()
+                assert isinstance(item, Data)
+                await call.caller.say(encode_credit(1, len(item.payload)))
+                await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 async def test_items_out_of_turn_are_our_own_bug() -> None:
     async with (
         raw_caller() as port,
-        lone_client().call_home(port.connection(), Context("w")) as sender,
+        meeting(port, lone_client().call_home(port.connection(), Context("w"))) as (_, sender),
     ):
         with pytest.raises(LocalProtocolError):
             sender.send_nowait(b"before the prologue")
@@ -260,5 +272,3 @@ async def test_items_out_of_turn_are_our_own_bug() -> None:
         sender.finish()
         with pytest.raises(LocalProtocolError):
             sender.send_nowait(b"after the end")
-        end = await port.accept()
-        await end.stream.aclose()

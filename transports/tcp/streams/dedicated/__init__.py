@@ -1,1 +1,0 @@
-"""The dedicated carrier: one connection for each stream, dialled by the worker."""
