@@ -19,7 +19,7 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
-`core/env.py` (what the runtime takes from the world) and `faults.py` (what breaks, and the healing of
+and `faults.py` (what breaks, and the healing of
 it). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
 Nothing of these knows the cluster. Whole clusters are played by `scenario/run.py`
 (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by `checks/`.
@@ -36,11 +36,10 @@ from .core.choices import (
     SeedChoices,
 )
 from .core.clock import WallClock
-from .core.env import SimClock, SimEnv
 from .core.host import Host, HostState
 from .core.scheduler import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
-from .core.world import World
+from .core.world import SimClock, SimEnv, World
 from .errors import (
     Deadlock,
     Escape,

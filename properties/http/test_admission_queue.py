@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, OverloadedError, UnavailableError
-from trinamo.runtime.events.busy import BusyLimits
+from trinamo.runtime.events.load import BusyLimits
 from trinamo.runtime.http.admission.admission import Admission
 from trinamo.runtime.http.admission.queue import LOOK_INTERVAL_S, Ticket, Wanted
 from trinamo.runtime.http.exchanges import ClientGoneError

@@ -16,7 +16,7 @@ from trinamo.runtime.caller.kv.recent import RecentBlocks
 from trinamo.runtime.caller.kv.routing import KvRouting
 from trinamo.runtime.config.router import RouterKvConfig
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.hints import RoutingHint, hint_of_text, hint_of_tokens
+from trinamo.runtime.protocol.kv.names import RoutingHint, hint_of_text, hint_of_tokens
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
 ENDPOINT = EndpointName("ns", "engine", "generate")

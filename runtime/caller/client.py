@@ -30,7 +30,7 @@ from ..errors import (
 from ..logs.fields import add_fields
 from ..planes import InputRegistration, ResponsePlane
 from ..protocol.discovery.instances import Instance
-from ..protocol.kv.hints import RoutingHint
+from ..protocol.kv.names import RoutingHint
 from ..protocol.streams.request import Envelope, RequestKind, attempt_id
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink

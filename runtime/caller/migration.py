@@ -22,7 +22,7 @@ from ..context import Context
 from ..env import Env
 from ..errors import DisconnectedError, TrinamoError, error_from_wire
 from ..metrics.tallies import Registry
-from ..protocol.kv.hints import RoutingHint
+from ..protocol.kv.names import RoutingHint
 from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
 from ..protocol.openai.passing import can_go_on
 from ..sinks import Sink

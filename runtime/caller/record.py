@@ -10,8 +10,7 @@ import math
 
 import trio
 
-from ..events.busy import REPORT_AGE_MAX_S, BusyLimits
-from ..events.load import LoadReport
+from ..events.load import REPORT_AGE_MAX_S, BusyLimits, LoadReport
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import Fault, InFlight, Liveness, Presence
 

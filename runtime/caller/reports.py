@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import trio
 
+from ..events.follower import ReportFollower
 from ..events.load import LoadReport
-from ..events.reports import ReportFollower
+from ..events.source import topic_of
 from ..events.status import WorkerState
-from ..events.subjects import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName

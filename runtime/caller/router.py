@@ -27,8 +27,7 @@ from ..errors import (
     TrinamoError,
     UnavailableError,
 )
-from ..events.busy import BusyLimits
-from ..events.load import LoadReport
+from ..events.load import BusyLimits, LoadReport
 from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics, entries_refused
 from ..nurseries import open_nursery
@@ -46,7 +45,7 @@ from ..planes import (
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
 from ..protocol.discovery.presence import InFlight, Presence, Sign
 from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
-from ..protocol.kv.hints import RoutingHint
+from ..protocol.kv.names import RoutingHint
 from ..retries import Retries
 from .instances import Instances
 from .kv.routing import KvRouting

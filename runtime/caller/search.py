@@ -25,7 +25,7 @@ from ..errors import (
     UnavailableError,
 )
 from ..protocol.discovery.instances import Instance
-from ..protocol.kv.hints import RoutingHint
+from ..protocol.kv.names import RoutingHint
 from .router import Router
 
 ELSEWHERE: Final = (TransportError, RemoteProtocolError, OverloadedError, UnavailableError)

@@ -26,7 +26,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..caller.client import Client, ResponseStream
+from ..caller.client import Client
 from ..config.worker import DisaggregationConfig
 from ..context import Context
 from ..engines.handoff import HandsOver, Prompt, Reservation
@@ -292,24 +292,16 @@ class QueuedPrefills:
                 claim, Lent, context=context, instance_id=asked.instance_id
             ) as handoff:
                 lent = await first_item(handoff)
-                await self._hand_over(asked, lent, handoff, context)
+                # Compute and write, for as long as the decode worker wants it; it ends the
+                # stream.
+                async with open_nursery() as nursery:
+                    nursery.start_soon(wait_end, handoff)
+                    await self._compute(asked, lent, context)
                 record.outcome = PrefillOutcome.DONE
         except RefusedError:
             record.outcome = PrefillOutcome.NOT_WANTED
         except TrinamoError as error:
             record.failed(asked.request_id, error)
-
-    async def _hand_over(
-        self,
-        asked: RemotePrefillRequest,
-        lent: Lent,
-        handoff: ResponseStream[Lent],
-        context: Context,
-    ) -> None:
-        """Compute and write, for as long as the decode worker wants it; it ends the stream."""
-        async with open_nursery() as nursery:
-            nursery.start_soon(wait_end, handoff)
-            await self._compute(asked, lent, context)
 
     async def _compute(self, asked: RemotePrefillRequest, lent: Lent, context: Context) -> None:
         async with self._host.prefill_and_keep(asked.request, context) as kept:

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from ..context import Context
-from ..kv.cache import HoldsKv
+from ..kv.regions import HoldsKv
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 

@@ -10,9 +10,10 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import attrs
+import msgspec
 import trio
 
 from ..errors import OverloadedError, RemoteProtocolError, TrinamoError
@@ -33,8 +34,9 @@ from ..protocol.events.snapshot import (
     decode_snapshot,
     encode_request,
 )
+from ..protocol.undecodable import UNDECODABLE
 from ..retries import Retries
-from .subjects import event_subject, snapshot_subject
+from .source import event_subject, snapshot_subject
 
 _log = logging.getLogger("trinamo.events")
 SNAPSHOTS_AT_ONCE: Final = 8
@@ -198,7 +200,17 @@ class EventFollower:
                 await self._pace(followed)
                 async with self._asking:
                     if self._followed.get(publisher) is followed:
-                        await self._ask_once(publisher, followed)
+                        try:
+                            snapshot = await self._fetch(publisher)
+                        except (RemoteProtocolError, OverloadedError) as error:
+                            self._refuse(f"{publisher}: {error}")
+                        except TrinamoError as error:
+                            _log.debug("%s: no snapshot of %s: %s", self._topic, publisher, error)
+                        else:
+                            if self._followed.get(publisher) is followed:
+                                self._apply(
+                                    publisher, followed, followed.view.take_snapshot(snapshot)
+                                )
         finally:
             followed.is_asking = False
 
@@ -209,17 +221,6 @@ class EventFollower:
         followed.wait_s = 0.0 if is_calm else min(max(2 * followed.wait_s, shortest_s), longest_s)
         await trio.sleep_until(max(followed.asked_at + followed.wait_s, trio.current_time()))
         followed.asked_at = trio.current_time()
-
-    async def _ask_once(self, publisher: str, followed: _Followed) -> None:
-        try:
-            snapshot = await self._fetch(publisher)
-        except (RemoteProtocolError, OverloadedError) as error:
-            self._refuse(f"{publisher}: {error}")
-        except TrinamoError as error:
-            _log.debug("%s: no snapshot of %s: %s", self._topic, publisher, error)
-        else:
-            if self._followed.get(publisher) is followed:
-                self._apply(publisher, followed, followed.view.take_snapshot(snapshot))
 
     async def _fetch(self, publisher: str) -> WholeSnapshot:
         """All parts of a snapshot, each asked for within `_ANSWER_S`."""
@@ -233,3 +234,46 @@ class EventFollower:
             whole = assembly.take(decode_snapshot(reply.payload))
             if whole is not None:
                 return whole
+
+
+T = TypeVar("T")
+
+
+class ReportFollower(Generic[T]):
+    """Hands each report of an instance that `follows` names to `take(instance_id, report)`.
+
+    `topic` is that of the reports, each a MessagePack `report_type`; what does not decode is an
+    event that makes no sense, and counted by `follower`.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        topic: str,
+        report_type: type[T],
+        *,
+        follows: Callable[[str], bool],
+        take: Callable[[str, T], None],
+    ) -> None:
+        self._decoder = msgspec.msgpack.Decoder(report_type)
+        self._take = take
+        self.follower = EventFollower(
+            events,
+            topic,
+            on_event=self.receive,
+            on_snapshot=self._receive_snapshot,
+            follows=follows,
+        )
+        """What was missed, and counted."""
+
+    def receive(self, instance_id: str, body: bytes) -> None:
+        """Take one report as it was published; raises `RemoteProtocolError` for nonsense."""
+        try:
+            report = self._decoder.decode(body)
+        except UNDECODABLE as error:
+            raise RemoteProtocolError(f"not a report: {error}") from error
+        self._take(instance_id, report)
+
+    def _receive_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:
+        for body in bodies:
+            self.receive(instance_id, body)

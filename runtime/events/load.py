@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Final
 
+import attrs
 import msgspec
 import trio
 
@@ -17,8 +18,7 @@ from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from .source import EventSource
-from .subjects import topic_of
+from .source import EventSource, topic_of
 
 _log = logging.getLogger("trinamo.events")
 LOAD_INTERVAL_S: Final = 1.0
@@ -95,3 +95,34 @@ class LoadSource:
             self._notices.warn("a load report is skipped", repr(error))
             return None
         return self._last
+
+
+REPORT_AGE_MAX_S: Final = 5 * LOAD_INTERVAL_S
+"""Older reports say nothing: while the broker is away, nobody is busy for ever."""
+
+
+@attrs.frozen
+class BusyLimits:
+    """Bounds on what a worker reports; None is none."""
+
+    blocks: float | None = None
+    """The used fraction of its KV blocks."""
+    waiting_tokens: int | None = None
+
+    bytes_per_token: int = 4
+    """Of what is sent, about."""
+    block_tokens: int = 16
+
+    def is_busy(self, report: LoadReport, sent: int = 0, uncomputed: int = 0) -> bool:
+        """Whether either bound is reached.
+
+        `sent` are the bytes of the requests that the worker got since it reported, `uncomputed` of
+        those whose answers have not begun.
+        """
+        blocks = report.blocks_used + sent // (self.bytes_per_token * self.block_tokens)
+        tokens = report.waiting_tokens + uncomputed // self.bytes_per_token
+        return (
+            self.blocks is not None
+            and report.blocks_total > 0
+            and blocks >= self.blocks * report.blocks_total
+        ) or (self.waiting_tokens is not None and tokens >= self.waiting_tokens)

@@ -16,6 +16,7 @@ from ..errors import RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane, Message
+from ..protocol.discovery.instances import EndpointName
 from ..protocol.events.sequence import SequencedEvent, encode_event
 from ..protocol.events.snapshot import (
     SequencedSnapshot,
@@ -24,7 +25,22 @@ from ..protocol.events.snapshot import (
     encode_snapshot,
 )
 from ..retries import Retries
-from .subjects import event_subject, snapshot_subject
+
+
+def topic_of(kind: str, endpoint: EndpointName) -> str:
+    """The topic under which an endpoint's instances publish events of `kind`."""
+    # A name may contain dots, which separate tokens in a subject.
+    parts = (endpoint.namespace, endpoint.component, endpoint.endpoint)
+    return f"trinamo.{kind}." + ".".join(part.replace(".", "%2E") for part in parts)
+
+
+def event_subject(topic: str, publisher: str) -> str:
+    return f"{topic}.event.{publisher}"
+
+
+def snapshot_subject(topic: str, publisher: str) -> str:
+    return f"{topic}.snapshot.{publisher}"
+
 
 _log = logging.getLogger("trinamo.events")
 

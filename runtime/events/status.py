@@ -14,8 +14,7 @@ import trio
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from .source import EventSource
-from .subjects import topic_of
+from .source import EventSource, topic_of
 
 _BEAT_S = 10.0
 

@@ -16,7 +16,7 @@ from ..config.http import HttpConfig
 from ..context import Reason
 from ..env import Env
 from ..errors import LocalProtocolError
-from ..events.busy import BusyLimits
+from ..events.load import BusyLimits
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..traces.ring import Traces

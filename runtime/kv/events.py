@@ -15,8 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..events.source import EventSource
-from ..events.subjects import topic_of
+from ..events.source import EventSource, topic_of
 from ..metrics.tallies import Registry
 from ..nurseries import open_nursery
 from ..planes import EventPlane

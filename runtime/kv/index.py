@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ..events.follower import EventFollower
-from ..events.subjects import topic_of
+from ..events.source import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.kv.fingerprint import encode_fingerprint
+from ..protocol.transfer.description import encode_fingerprint
 from .regions import RegionSet
 
 Array = npt.NDArray[Any]

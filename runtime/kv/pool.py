@@ -102,7 +102,7 @@ class BlockPool:
         if count > self.free_count:
             return None
         if count > len(self._free):
-            self._evict(count - len(self._free))
+            self._forget(list(islice(self._evictable, count - len(self._free))))
         taken = [self._free.pop() for _ in range(count)]
         for block_id in taken:
             self._owners[block_id] = 1
@@ -154,10 +154,6 @@ class BlockPool:
     def stored(self) -> list[KvEvent]:
         """All stored blocks, as the events that would tell them to somebody who knows of none."""
         return self._prefixes.held()
-
-    def _evict(self, count: int) -> None:
-        """Make `count` more blocks empty, if so many are evictable."""
-        self._forget(list(islice(self._evictable, count)))
 
     def _forget(self, block_ids: Sequence[int]) -> None:
         for block_id in self._prefixes.remove(block_ids):

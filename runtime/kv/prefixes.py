@@ -71,7 +71,9 @@ class PrefixCache:
                 digest, parent = self._names.pop(each)
                 del self._blocks[digest]
                 if parent:
-                    self._drop_child(parent)
+                    self._children[parent] -= 1
+                    if not self._children[parent]:
+                        del self._children[parent]
                 removed.append(each)
                 hashes.append(digest)
         if hashes:
@@ -90,11 +92,6 @@ class PrefixCache:
                     doomed.add(name)
                     found.append(block)
         return found
-
-    def _drop_child(self, parent: bytes) -> None:
-        self._children[parent] -= 1
-        if not self._children[parent]:
-            del self._children[parent]
 
     def clear(self) -> None:
         """Forget all blocks."""

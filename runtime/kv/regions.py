@@ -2,17 +2,21 @@
 
 An engine may keep its KV in one buffer or in a list of them, such as a tensor for each layer as
 vLLM and SGLang have it; in the process or on a GPU (`device_array.py`). A *range* is the bytes of
-one block that lie together. Here is arithmetic only; `memory.py` has memory of its own.
+one block that lie together. Here is arithmetic only; `memory.py` has memory of its own. With who owns
+which block they are a `KvCache`, as transfers need it (`kv/transfer/engine.py` registers it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
+import attrs
 from typing_extensions import Buffer
 
 from ..errors import RequestError
 from ..planes import DeviceMemory
+from .pool import BlockPool
 
 
 class RegionSet:
@@ -90,3 +94,24 @@ class RegionSet:
     def block_of(self, range_id: int) -> int:
         """The block that a range of this memory is a part of."""
         return range_id % self.block_count
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class KvCache:
+    """The KV memory of one engine and who owns its blocks, for as long as the engine is open."""
+
+    memory: RegionSet
+    pool: BlockPool
+    """Its block ids are those of `memory`."""
+    fingerprint: str
+    """Equal to a peer's, or no block can be moved (`kv.memory.fingerprint`)."""
+
+
+@runtime_checkable
+class HoldsKv(Protocol):
+    """An engine that may have KV memory."""
+
+    @property
+    def kv(self) -> KvCache | None:
+        """Its cache; None if no byte of it can leave the engine."""
+        ...

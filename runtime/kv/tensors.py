@@ -12,11 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..planes import DeviceMemory
-from .cache import KvCache
 from .device_array import device_memory
 from .memory import KvLayout, KvShape, fingerprint
 from .pool import BlockPool
-from .regions import RegionSet
+from .regions import KvCache, RegionSet
 
 
 def kv_cache(
@@ -57,7 +56,7 @@ def kv_cache(
             f"{len(given)} arrays: {order} of {shape.layers} layers has {_COUNTS[order]}"
         )
     buffers = [_registrable(each, synchronize, shape.dtype, axes) for each in given]
-    lengths = {_length(each) for each in buffers}
+    lengths = {each.length if isinstance(each, DeviceMemory) else each.nbytes for each in buffers}
     if len(lengths) != 1:
         raise ValueError(f"{len(given)} arrays of different lengths; all must be as long")
     total = lengths.pop() * len(buffers)
@@ -145,7 +144,3 @@ def _device_of(array: Any) -> int:
         _, device = array.__dlpack_device__()
         return int(device)
     return 0
-
-
-def _length(buffer: memoryview | DeviceMemory) -> int:
-    return buffer.length if isinstance(buffer, DeviceMemory) else buffer.nbytes

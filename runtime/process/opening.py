@@ -28,7 +28,7 @@ import trio
 from ..config.config import CLOSE_TIMEOUT_S, Config
 from ..env import Env, draw_id
 from ..http.metrics import FrontendMetrics
-from ..kv.cache import KvCache
+from ..kv.regions import KvCache
 from ..kv.transfer.engine import EngineTransfers, open_engine_transfers
 from ..kv.transfer.metrics import TransferMetrics
 from ..metrics.metrics import Metrics

@@ -33,8 +33,7 @@ from ..protocol.kv.names import BlockNames
 from ..queues.queues import Queues
 from ..traces.ring import Traces
 from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler, UnaryHandler
-from ..worker.reports import Reports, keeps_blocks
-from ..worker.room import check_waiting_tokens
+from ..worker.reports import Reports, check_waiting_tokens, keeps_blocks
 from ..worker.worker import Worker
 from .entries import OwnEntries
 from .settings.live import LiveConfig

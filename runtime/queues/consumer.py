@@ -227,7 +227,8 @@ class Consumer(Generic[T]):
             self._queue.limits.visibility_timeout_s, asked_at=asked_at, now=trio.current_time()
         )
         context, leg = self._begin(job)
-        work, outcome = _Work(_in_context(job, context), lease), JobOutcome.UNSETTLED
+        ours = Job(**attrs.asdict(job, recurse=False), context=context)
+        work, outcome = _Work(ours, lease), JobOutcome.UNSETTLED
         try:
             if not self._is_draining.is_set():
                 await self._attempt(work)
@@ -345,18 +346,6 @@ class Consumer(Generic[T]):
                 )
             case JobOutcome.DONE | JobOutcome.RETURNED:
                 pass
-
-
-def _in_context(job: LeasedJob, context: Context) -> Job:
-    return Job(
-        id=job.id,
-        payload=job.payload,
-        attempt=job.attempt,
-        token=job.token,
-        queued_s=job.queued_s,
-        origin=job.origin,
-        context=context,
-    )
 
 
 def _words(error: Exception) -> str:

@@ -2,5 +2,5 @@
 
 Start with `messages.py`, what the two tell each other. `lender.py` offers files and lends them chunk
 by chunk over registered memory; `taker.py` reads them, checks each, and goes on elsewhere after a
-break; `files.py` is the disk, `pace.py` the bound beside serving. `docs/weights.md` tells it all.
+break; `files.py` is the disk. `docs/weights.md` tells it all.
 """

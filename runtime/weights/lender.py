@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import trio
 
 from ..config.worker import WeightsConfig
 from ..context import Context
@@ -43,7 +44,28 @@ from .messages import (
     region_fingerprint,
 )
 from .metrics import WeightsMetrics
-from .pace import Pace
+
+_BURST_S: Final = 0.1
+"""What was not used is kept for so long, so that a late timer costs no bandwidth."""
+
+
+class Pace:
+    """Lets `bytes_per_s` pass, and a tenth of a second's worth at once after a pause."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def reserve(self, byte_count: int, now: float) -> float:
+        """Take the next place; the time from which these bytes may pass. Never waits."""
+        at = max(self._free_at, now - _BURST_S)
+        self._free_at = at + byte_count / self._bytes_per_s
+        return at
+
+    async def take(self, byte_count: int) -> None:
+        """Wait until these bytes may pass. Cancelled, their time is lost to the others."""
+        await trio.sleep_until(self.reserve(byte_count, trio.current_time()))
+
 
 _log = logging.getLogger("trinamo.weights")
 _TICKET_BITS: Final = 62

@@ -34,7 +34,7 @@ from ..errors import (
 from ..logs.notices import LogNotices
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
-from ..planes import ControlPlane, Entry
+from ..planes import ControlPlane
 from ..protocol.discovery.lease import LeaseTimer
 from ..retries import Retries
 from .registered_key import RegisteredKey, Render
@@ -307,7 +307,9 @@ class Registrar:
         elif key.render is render:
             key.incarnation = incarnation
         if is_lost:
-            self._restored(key)
+            self._notices.warn("put back, others had deleted or overwritten it", key.name)
+            self._env.note("lease.restored", key=key.name)
+            self._restorations.value += 1
         self._made_progress()
 
     async def _claim(self, key: RegisteredKey, value: bytes) -> None:
@@ -320,7 +322,10 @@ class Registrar:
         )
         if not outcome.succeeded:
             held = await self._control.get(key.name)
-            if held is not None and not self._is_replaceable(key, held):
+            # Under our lease it is ours; under none, no living process holds what once was ours.
+            if held is not None and not (
+                held.lease_id == self.state.lease_id or (key.was_ours and not held.lease_id)
+            ):
                 whose = f"lease {held.lease_id:x}" if held.lease_id else "no lease"
                 raise FencedError(
                     f"{key.name} is held by another process, under {whose}; ours is {lease_id:x}"
@@ -336,15 +341,6 @@ class Registrar:
                 raise ControlPlaneError(f"{key.name} changes under our hands", definite=True)
         key.revision = outcome.revision
         key.was_ours = True
-
-    def _is_replaceable(self, key: RegisteredKey, held: Entry) -> bool:
-        """Under our lease it is ours; under none, no living process holds what once was ours."""
-        return held.lease_id == self.state.lease_id or (key.was_ours and not held.lease_id)
-
-    def _restored(self, key: RegisteredKey) -> None:
-        self._notices.warn("put back, others had deleted or overwritten it", key.name)
-        self._env.note("lease.restored", key=key.name)
-        self._restorations.value += 1
 
     def _fenced(self, key: RegisteredKey, error: FencedError) -> bool:
         """Count it; whether to try again, because the key was ours before."""

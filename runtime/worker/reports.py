@@ -15,6 +15,7 @@ import trio
 from ..config.router import RouterConfig
 from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks, show_engine
 from ..env import Env
+from ..errors import OverloadedError
 from ..events.load import LoadReport, LoadSource
 from ..events.status import StatusSource
 from ..kv.events import KvEventSource, show_source
@@ -154,3 +155,19 @@ class Reports:
             return LoadReport(max(active, requests), used, _BLOCKS_OF_A_FRACTION)
         now = engine.statistics()
         return LoadReport(active, now.blocks_used, engine.info.block_count, now.waiting_tokens)
+
+
+def check_waiting_tokens(engine: GenerationEngine, waiting_tokens_max: int) -> None:
+    """Raise `OverloadedError` while more than `waiting_tokens_max` tokens wait to be computed.
+
+    What is admitted but has not reached the engine yet is not counted: `worker.requests_max`
+    bounds it.
+    """
+    waiting = engine.statistics().waiting_tokens
+    if waiting > waiting_tokens_max:
+        raise OverloadedError(
+            f"{waiting} prompt tokens wait to be computed, more than waiting_tokens_max"
+            f" {waiting_tokens_max}",
+            bound="waiting_tokens_max",
+            value=waiting_tokens_max,
+        )

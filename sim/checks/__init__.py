@@ -2,7 +2,7 @@
 
 `INVARIANTS` says what each means in words. Most read the notes of the trace; the census looks at
 the living processes while the run is still going (`census.py`), the watches and reports at its end
-(`watches.py`, `events.py`), so those are called by the driver. What this package does not do: play the run
+(`events.py`), so those are called by the driver. What this package does not do: play the run
 (`../scenario.py`).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from . import blocks, census, expectations, leases, streams, watches
+from . import blocks, census, events, expectations, leases, streams
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome
@@ -41,7 +41,7 @@ INVARIANTS: Final = {
 CHECKS: Final[tuple[Callable[[Outcome], Iterator[tuple[str, str]]], ...]] = (
     streams.check,
     leases.check,
-    watches.check,
+    events.check,
     census.check,
     blocks.check,
     expectations.check,

@@ -1,4 +1,7 @@
-"""I10: what routers were told over the broker, against what is true at the workers.
+"""I10 and I13: what was told by events, against what is true where it was told.
+
+What a watch tells is held against the store (I13), what routers heard over the broker against the
+workers (I10).
 
 A router's index of KV blocks, and its table of loads, are fed by events that may be lost. After
 quiescence they must be right all the same: who missed one has asked for a snapshot by then. The
@@ -20,6 +23,50 @@ if TYPE_CHECKING:
 
     from ..cluster.outcome import Outcome
     from ..cluster.roles import Process
+
+
+def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Revisions that go back within one watch, and watches that do not begin with a snapshot."""
+    seen: dict[tuple[str, str], int] = {}
+    for row in outcome.told:
+        if row.kind != "watch.event":
+            continue
+        watch, revision = (row.host, row.field("watch")), row.field("revision")
+        if watch not in seen and row.field("what") != "Snapshot":
+            yield "I13", f"watch {watch[1]} began with a {row.field('what')}"
+        if revision < seen.get(watch, 0):
+            yield "I13", f"watch {watch[1]} went back from revision {seen[watch]} to {revision}"
+        seen[watch] = max(revision, seen.get(watch, 0))
+
+
+def stale_views(outcome: Outcome) -> Iterator[str]:
+    """Readers that the store can reach, and that do not know what it holds; none at quiescence."""
+    cluster = outcome.cluster
+    for name, process in cluster.processes.items():
+        control = process.transports.control
+        if control is None or not cluster.is_up(name) or not cluster.services.is_reachable(name):
+            continue
+        for view in control.views:
+            held = cluster.store.values(view.prefix)
+            if view.known != held:
+                missing = sorted(set(held) - set(view.known))
+                stale = sorted(set(view.known) - set(held))
+                yield (
+                    f"watch {view.name} of {view.prefix}: does not know {missing}, believes in"
+                    f" {stale} (or older values)"
+                )
+        yield from _stale_routers(outcome, name)
+
+
+def _stale_routers(outcome: Outcome, name: str) -> Iterator[str]:
+    """A router's live set is what the store holds, too: nothing was lost after the watch."""
+    runtime = outcome.cluster.processes[name].runtime
+    for client in () if runtime is None else runtime.clients:
+        router = client.router
+        held = set(outcome.cluster.store.values(router.endpoint.key_prefix))
+        known = {instance.key for instance in router.instances}
+        if known != held:
+            yield f"the router of {name} knows {sorted(known)}; the store holds {sorted(held)}"
 
 
 def stale_reports(outcome: Outcome) -> Iterator[str]:

@@ -22,8 +22,7 @@ from trinamo.runtime.protocol.streams.request import StreamType
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
 
-from ..core.env import SimEnv
-from ..core.world import World
+from ..core.world import SimEnv, World
 from .memory import SECRET
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.engines.mocker.engine import MockerOptions
 
-from ..core.env import SimEnv
 from ..core.host import HostState
-from ..core.world import World
+from ..core.world import SimEnv, World
 from ..errors import Violation
 from ..net.network import Network
 from .members import ask_as_member

@@ -15,7 +15,7 @@ import attrs
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
-from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.transfer import open_memory_transfer_plane

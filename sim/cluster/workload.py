@@ -221,7 +221,13 @@ class _HttpClient(Client):
         self, http: httpx.AsyncClient, record: RequestRecord, scope: trio.CancelScope
     ) -> str:
         """Ask and read; the terminal, or nothing if it has been written down already."""
-        body = _http_body(record, stream=self.profile.stream)
+        messages = [{"role": m.role, "content": m.content} for m in record.request.messages or ()]
+        body = {
+            "model": MODEL,
+            "messages": messages,
+            "max_tokens": record.output_tokens,
+            "stream": self.profile.stream,
+        }
         headers = {"x-request-id": record.name}
         async with http.stream(
             "POST", "/v1/chat/completions", json=body, headers=headers
@@ -273,13 +279,3 @@ class _HttpClient(Client):
             self.take(record, choice.get("delta", {}).get("content") or "")
             record.finish_reason = choice.get("finish_reason") or record.finish_reason
         return False
-
-
-def _http_body(record: RequestRecord, *, stream: bool) -> dict[str, Any]:
-    messages = [{"role": m.role, "content": m.content} for m in record.request.messages or ()]
-    return {
-        "model": MODEL,
-        "messages": messages,
-        "max_tokens": record.output_tokens,
-        "stream": stream,
-    }

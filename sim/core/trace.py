@@ -5,7 +5,7 @@ finds where two others part. Segments are there with a checksum of their bytes, 
 many dice were drawn. A row holds plain values only, because the address of an object or
 the order of a set would differ from process to process.
 
-What this module does not do: judge. Checkers read the rows. Read next: `env.py`, through which
+What this module does not do: judge. Checkers read the rows. Read next: `SimEnv` of `world.py`, through which
 the runtime adds its own facts.
 """
 

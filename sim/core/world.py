@@ -14,12 +14,15 @@ at once.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from typing_extensions import override
+
+from trinamo.runtime.env import Clock
 
 from ..errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
@@ -407,3 +410,35 @@ class World(Machines):
         lives = [incarnation_of(task) for task in self.tasks()]
         own = [each for each in lives if each is not None and each.host is host]
         return sum(each.generation == host.generation for each in own)
+
+
+class SimClock:
+    """The virtual clocks: one monotonic for all hosts, one wall clock per host with its skew."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        """Virtual seconds since the world began."""
+        return self._world.current_time()
+
+    def wall(self) -> float:
+        """Unix seconds as the running task's host believes them to be."""
+        return self._world.wall()
+
+
+class SimEnv:
+    """Implements `runtime.env.Env`. `name` picks the stream of dice.
+
+    Give every life of a host a name of its own, such as `worker-1.2`: a restarted process must not
+    draw the ids of its dead predecessor again.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.clock: Clock = SimClock(world)
+        self.rng: random.Random = world.choices.stream(f"env/{name}")
+        self._world = world
+
+    def note(self, kind: str, /, **fields: Any) -> None:
+        """Add the fact to the trace; fields must be plain values (see `trace.py`)."""
+        self._world.note(kind, **fields)

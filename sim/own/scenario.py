@@ -93,7 +93,13 @@ def _named(
     }
     if policy is not None:
         parameters["policy"] = policy
-        _check_policy(function, name)
+        takes = set(inspect.signature(function).parameters)
+        is_made_here = inspect.iscoroutinefunction(function) or takes & {"world", "network"}
+        if not is_made_here and "policy" not in takes:
+            raise BadScenario(
+                f"{name} makes its own world: give it a parameter `policy` that it hands to World,"
+                " or let it take `world`"
+            )
     return Scenario(__name__, "play", parameters)
 
 
@@ -262,13 +268,3 @@ def _forgotten_awaits(choices: Choices) -> Iterator[None]:
         finally:
             if isinstance(choices.world, World):
                 choices.world.advisers.append(lambda: dict.fromkeys(found))
-
-
-def _check_policy(function: Callable[..., object], name: str) -> None:
-    takes = set(inspect.signature(function).parameters)
-    is_made_here = inspect.iscoroutinefunction(function) or takes & {"world", "network"}
-    if not is_made_here and "policy" not in takes:
-        raise BadScenario(
-            f"{name} makes its own world: give it a parameter `policy` that it hands to World,"
-            " or let it take `world`"
-        )

@@ -195,7 +195,12 @@ def _loaded(path: Path, name: str) -> ModuleType:
             _modules[path] = module
             return module
     check_in_file(path, name)
-    root, dotted = _root_and_name(path)
+    # The folder to import from, and the module's name seen from it, packages included.
+    folder, parts = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    root, dotted = folder, ".".join(parts)
     if str(root) not in sys.path:
         # As Python does for a script: what lies beside it can be imported.
         sys.path.insert(0, str(root))
@@ -213,12 +218,3 @@ def _loaded(path: Path, name: str) -> ModuleType:
         raise BadScenario(f"{path} cannot be imported: {in_words(error)}") from error
     _modules[path] = module
     return module
-
-
-def _root_and_name(path: Path) -> tuple[Path, str]:
-    """The folder to import from, and the module's name seen from it, packages included."""
-    folder, parts = path.parent, [path.stem]
-    while (folder / "__init__.py").is_file() and folder.parent != folder:
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(parts)

@@ -24,10 +24,9 @@ from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 
 from ..core.checker import Checker
 from ..core.choices import Choices
-from ..core.env import SimEnv
 from ..core.policies import Policy
 from ..core.trace import Row
-from ..core.world import World
+from ..core.world import SimEnv, World
 from ..errors import Violation
 from ..net.network import Network
 from ..services import SimulatedNats, open_simulated_nats

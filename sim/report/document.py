@@ -43,30 +43,29 @@ def page(rows: Sequence[Row], about: About, *, bytes_max: int = BYTES_MAX) -> st
     """
     items_max = ITEMS_MAX
     while True:
-        text = _document(events_of(rows, end_s=about.end_s, items_max=items_max), about)
+        style, script = _asset("diagram.css"), _asset("diagram.js")
+        policy = (
+            f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}';"
+            " img-src data:; base-uri 'none'; form-action 'none'"
+        )
+        # Without lone surrogates, which UTF-8 cannot hold.
+        parts = {
+            "POLICY": html.escape(policy, quote=True),
+            "TITLE": html.escape(about.title.encode("utf-8", "replace").decode()[:200]),
+            "STYLE": style,
+            "DATA": _embedded(
+                _data(events_of(rows, end_s=about.end_s, items_max=items_max), about)
+            ),
+            "SCRIPT": script,
+        }
+        # Split before anything is put in: data that holds a marker stays data.
+        pieces = _asset("diagram.html").split("@@")
+        text = "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))
         if len(text.encode()) <= bytes_max:
             return text
         if items_max < 10:
             raise ValueError(f"no picture of this run fits in {bytes_max} bytes")
         items_max //= 2
-
-
-def _document(events: Events, about: About) -> str:
-    style, script = _asset("diagram.css"), _asset("diagram.js")
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}';"
-        " img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    parts = {
-        "POLICY": html.escape(policy, quote=True),
-        "TITLE": html.escape(_clean(about.title)[:200]),
-        "STYLE": style,
-        "DATA": _embedded(_data(events, about)),
-        "SCRIPT": script,
-    }
-    # Split before anything is put in: data that holds a marker stays data.
-    pieces = _asset("diagram.html").split("@@")
-    return "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))
 
 
 def _asset(name: str) -> str:
@@ -81,11 +80,6 @@ def _embedded(data: Any) -> str:
     """JSON that ends no script element and opens no comment, whatever texts it holds."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _clean(text: str) -> str:
-    """Without lone surrogates, which UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _data(events: Events, about: About) -> dict[str, Any]:

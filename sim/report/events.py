@@ -152,9 +152,20 @@ class _Reader:
             if not times or times[-1] != row.time_s:
                 times.append(row.time_s)
             return
-        fields = dict(row.fields)
+        fields: dict[str, Any] = dict(row.fields)
         if row.kind in OPERATIONS:
-            self._operation(row, fields)
+            # What a checker was told of a client's call, or of its return: a bar beside the
+            # lifeline.
+            called = int(fields["called"])
+            if row.kind == "operation":
+                client = str(fields["client"])
+                host = client if client in self._hosts else host_name(row.host)
+                self._hosts[host] = None
+                self._called[called] = row.time_s, host, f"{fields['text']}"[:LABEL_MAX]
+            elif called in self._called:
+                since_s, host, text = self._called.pop(called)
+                text = f"{text} → {fields['text']}"[:TEXT_MAX]
+                self.events.bands.append(Band(host, since_s, row.time_s, "operation", text))
             return
         if row.kind in SILENT and ("connection" in fields or "number" in fields):
             if "connection" in fields:
@@ -181,19 +192,6 @@ class _Reader:
         events.messages.sort(key=lambda message: message.sent_s)
         events.latest(items_max)
         return events
-
-    def _operation(self, row: Row, fields: dict[str, Any]) -> None:
-        """What a checker was told of a client's call, or of its return: a bar beside the lifeline."""
-        called = int(fields["called"])
-        if row.kind == "operation":
-            client = str(fields["client"])
-            host = client if client in self._hosts else host_name(row.host)
-            self._hosts[host] = None
-            self._called[called] = row.time_s, host, f"{fields['text']}"[:LABEL_MAX]
-        elif called in self._called:
-            since_s, host, text = self._called.pop(called)
-            text = f"{text} → {fields['text']}"[:TEXT_MAX]
-            self.events.bands.append(Band(host, since_s, row.time_s, "operation", text))
 
     # --- hosts -----------------------------------------------------------------------------
 
@@ -225,27 +223,24 @@ class _Reader:
         for x in self._named(a):
             for y in self._named(b):
                 if x != y:
-                    self._cut_pair(row, x, y)
+                    for host, other in ((x, y), (y, x)):
+                        partners = self._cuts.get(host, {})
+                        if (row.kind == "cut") == (other in partners):
+                            continue
+                        self._cut_changes(host, row.time_s)
+                        partners = dict(partners)
+                        if row.kind == "cut":
+                            partners[other] = None
+                        else:
+                            partners.pop(other)
+                        self._cuts[host] = partners
+                        self._wrong[host, "cut"] = row.time_s
 
     def _named(self, pattern: str) -> list[str]:
         """The hosts that a pattern of the network's faults means."""
         if "*" not in pattern and "?" not in pattern:
             return [pattern]
         return [host for host in self._hosts if fnmatchcase(host, pattern)]
-
-    def _cut_pair(self, row: Row, a: str, b: str) -> None:
-        for host, other in ((a, b), (b, a)):
-            partners = self._cuts.get(host, {})
-            if (row.kind == "cut") == (other in partners):
-                continue
-            self._cut_changes(host, row.time_s)
-            partners = dict(partners)
-            if row.kind == "cut":
-                partners[other] = None
-            else:
-                partners.pop(other)
-            self._cuts[host] = partners
-            self._wrong[host, "cut"] = row.time_s
 
     def _cut_changes(self, host: str, now_s: float) -> None:
         since_s = self._wrong.pop((host, "cut"), None)
@@ -267,7 +262,8 @@ class _Reader:
             kind, text, key = "connect", f"connection {connection}", (connection, source, 0)
         else:
             source = str(fields.get("source", ""))
-            target = self._other_end(connection, source)
+            a, b = self._ends.get(connection, (source, source))
+            target = b if a == source else a
             kind = str(fields.get("segment", "data"))
             text = f"{kind} {fields.get('size', '')} bytes, connection {connection}"
             key = (connection, source, int(fields.get("number", 0)))
@@ -283,10 +279,6 @@ class _Reader:
         else:
             message.fate = "held back by a cut" if row.kind == "held" else "lost"
             self._open[key] = message
-
-    def _other_end(self, connection: int, source: str) -> str:
-        a, b = self._ends.get(connection, (source, source))
-        return b if a == source else a
 
     def _sent(self, source: str, land_s: float, fields: dict[str, Any]) -> float:
         """When it left: as the row says, or at the sender's last step that is early enough."""

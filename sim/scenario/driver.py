@@ -12,8 +12,7 @@ import trio
 
 from ..checks.blocks import lost_blocks, stale_peers
 from ..checks.census import leftovers, overflows
-from ..checks.events import missed, stale_reports
-from ..checks.watches import stale_views
+from ..checks.events import missed, stale_reports, stale_views
 from ..core.host import HostState
 from ..net.links import PROFILE_FIELDS
 from .faults import Nemesis

@@ -101,7 +101,17 @@ class Connector:
                 session.unreached()
             else:
                 pause_s = PAUSE_MIN_S
-                await self._use(stream, session)
+                self.peer = peer = Peer(stream)
+                self._opened.unpark_all()
+                session.opened(peer)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._listen_for_silence, peer, session)
+                        await peer.run(partial(self._receive, session))
+                        nursery.cancel_scope.cancel()
+                finally:
+                    self.peer = None
+                    session.lost()
                 self.last_words = f"the connection to {self.where} was lost"
             await trio.sleep(self._jitter(pause_s))
             pause_s = min(2 * pause_s, self._pause_max_s)
@@ -118,19 +128,6 @@ class Connector:
                 return None
         self.last_words = f"{self.where} does not answer"
         return None
-
-    async def _use(self, stream: trio.SocketStream, session: Session) -> None:
-        self.peer = peer = Peer(stream)
-        self._opened.unpark_all()
-        session.opened(peer)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen_for_silence, peer, session)
-                await peer.run(partial(self._receive, session))
-                nursery.cancel_scope.cancel()
-        finally:
-            self.peer = None
-            session.lost()
 
     def _receive(self, session: Session, frame: Frame) -> None:
         self._alarm.deadline = trio.current_time() + self._silence_s / 2

@@ -1,7 +1,8 @@
 """The messages that all simulated services share: calls and their answers, and pings. Sans-IO.
 
 A frame's header is one message; its data is the call's arguments or the answer: messages of etcd,
-or the MessagePack of what the broker's queues are asked. `services/nats/wire.py` adds what is NATS's.
+or the MessagePack of what the broker's queues are asked. What is NATS's stands last: its
+conversations are those of NATS, its bytes are not, and a payload travels as the frame's data.
 """
 
 from __future__ import annotations
@@ -79,3 +80,41 @@ def reader(kind: Any) -> Callable[[bytes], Any]:
 def arguments(**kinds: Any) -> dict[str, msgspec.msgpack.Decoder[Any]]:
     """A decoder for the arguments of each call."""
     return {op: msgspec.msgpack.Decoder[Any](kind) for op, kind in kinds.items()}
+
+
+class Subscribe(msgspec.Struct, tag=True, frozen=True):
+    """Deliver what matches `pattern` under `id`, which the client chose."""
+
+    id: int
+    pattern: str
+    group: str
+
+
+class Unsubscribe(msgspec.Struct, tag=True, frozen=True):
+    """Deliver no more under `id`."""
+
+    id: int
+
+
+class Publish(msgspec.Struct, tag=True, frozen=True):
+    """Deliver the data to whoever is interested."""
+
+    subject: str
+    reply: str
+    headers: dict[str, str]
+
+
+class Deliver(msgspec.Struct, tag=True, frozen=True):
+    """The data is a message for subscription `id`."""
+
+    id: int
+    subject: str
+    reply: str
+    headers: dict[str, str]
+
+
+FromClient = Subscribe | Unsubscribe | Publish | Ping | Call | Forget
+FromBroker = Deliver | Pong | Reply
+
+decode_from_client = reader(FromClient)
+decode_from_broker = reader(FromBroker)

@@ -92,7 +92,7 @@ from .runtime.protocol.queue.jobs import (
 from .runtime.process.lock import Lock as Lock, find_holder as find_holder, open_lock as open_lock
 
 # KV memory that peers may move blocks to and from.
-from .runtime.kv.cache import KvCache as KvCache
+from .runtime.kv.regions import KvCache as KvCache
 from .runtime.kv.memory import KvLayout as KvLayout, KvMemory as KvMemory, KvShape as KvShape
 from .runtime.kv.pool import BlockPool as BlockPool
 from .runtime.kv.regions import RegionSet as RegionSet

@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.process.opening import open_runtime

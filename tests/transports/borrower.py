@@ -22,9 +22,9 @@ from tests.transports.memory_owner import open_backend
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
+from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.metrics.tallies import Registry

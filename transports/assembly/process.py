@@ -11,7 +11,7 @@ from typing import Any
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.env import Env, RealEnv
-from trinamo.runtime.kv.cache import KvCache
+from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.process import opening
 from trinamo.runtime.process.runtime import Runtime

@@ -56,7 +56,14 @@ class Bridge:
                 trio.lowlevel.reschedule(task)
 
         def on_done(_: Any) -> None:
-            self._wake_soon(wake)
+            # Have trio call `wake`; from any thread.
+            # First the entry, then the look: `_wake_all` does the two in the opposite order, so an
+            # entry that finds trio told is always seen by it. No lock is needed.
+            self._wakes.append(wake)
+            if not self._is_told:
+                self._is_told = True
+                with contextlib.suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._wake_all)
 
         def abort(_: Any) -> trio.lowlevel.Abort:
             nonlocal is_waiting
@@ -71,16 +78,6 @@ class Bridge:
         except grpc.FutureCancelledError:
             # Somebody closed the channel under the call. The future is itself the gRPC error.
             raise future from None
-
-    def _wake_soon(self, wake: Callable[[], None]) -> None:
-        """Have trio call `wake`; from any thread."""
-        # First the entry, then the look: `_wake_all` does the two in the opposite order, so an
-        # entry that finds trio told is always seen by it. No lock is needed.
-        self._wakes.append(wake)
-        if not self._is_told:
-            self._is_told = True
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._wake_all)
 
     def _wake_all(self) -> None:
         self._is_told = False

@@ -201,8 +201,8 @@ class Client:
                 verdict = judge(error)
                 text = f"etcd at {self.where}: {name}: {error.text}"
                 self._note(verdict, error.text)
-                if verdict is Verdict.DENIED and self._may_authenticate(
-                    metadata, was_denied=was_denied
+                if verdict is Verdict.DENIED and (
+                    self.credentials is not None and metadata is None and not was_denied
                 ):
                     was_denied = True
                     await self.authenticate(stale_token=sent_with[0][1])
@@ -225,9 +225,6 @@ class Client:
             self.missed(why)
         else:
             self.heard()
-
-    def _may_authenticate(self, metadata: Metadata | None, *, was_denied: bool) -> bool:
-        return self.credentials is not None and metadata is None and not was_denied
 
 
 def _given_up(text: str, *, is_doubtful: bool, writes: bool) -> TrinamoError:

@@ -23,7 +23,7 @@ from trinamo.runtime.errors import ConnectError, DeadlineError, LeaseLostError, 
 from . import wire_pb2 as wire
 from .client import Client
 from .failures import StatusError, StreamLostError, Verdict, final_error, judge
-from .rpc import Metadata, Stream
+from .rpc import Stream
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.5
@@ -120,7 +120,24 @@ class LeaseKeeper:
     async def _serve_stream(self) -> None:
         metadata = await self._client.metadata()
         if not self._client.is_connected:
-            await self._look_for_life(metadata)
+            # Return once the store has answered; raises `StatusError` if it does not in the time
+            # of a try.
+            look = partial(
+                self._client.channel.call,
+                "Status",
+                wire.StatusRequest(),
+                timeout_s=self._client.per_try_timeout_s,
+                metadata=metadata,
+            )
+            try:
+                await look()
+            except StatusError as error:
+                if judge(error) is not Verdict.UNSENT:
+                    raise
+                # Only who does not wait is told why there is no connection.
+                self._last_words = error.text
+                await look(waits=True)
+            self._client.heard()
         try:
             async with self._client.channel.open_stream(
                 "LeaseKeepAlive", metadata=metadata
@@ -138,25 +155,6 @@ class LeaseKeeper:
             if lost.verdict is Verdict.DENIED and metadata:
                 await self._client.authenticate(stale_token=metadata[0][1])
             raise
-
-    async def _look_for_life(self, metadata: Metadata) -> None:
-        """Return once the store has answered; raises `StatusError` if it does not in the time of a try."""
-        look = partial(
-            self._client.channel.call,
-            "Status",
-            wire.StatusRequest(),
-            timeout_s=self._client.per_try_timeout_s,
-            metadata=metadata,
-        )
-        try:
-            await look()
-        except StatusError as error:
-            if judge(error) is not Verdict.UNSENT:
-                raise
-            # Only who does not wait is told why there is no connection.
-            self._last_words = error.text
-            await look(waits=True)
-        self._client.heard()
 
     def _ask(self, lease_id: int, question: _Question) -> None:
         if self._stream is None:

@@ -151,7 +151,8 @@ class MemoryControlPlane:
 
     async def _read(self, operation: Callable[[float], T]) -> T:
         await trio.sleep(self.faults.delay_s)
-        self._check_link()
+        if not self.faults.is_link_up:
+            raise ConnectError("the link to the memory store is cut")
         result = operation(trio.current_time())
         if self.faults.reply_delay_s:
             await trio.sleep(self.faults.reply_delay_s)
@@ -162,10 +163,6 @@ class MemoryControlPlane:
         if self.faults.take_lost_reply():
             raise UnknownOutcomeError("the reply to a write was lost")
         return result
-
-    def _check_link(self) -> None:
-        if not self.faults.is_link_up:
-            raise ConnectError("the link to the memory store is cut")
 
 
 class _Watch:

@@ -3,14 +3,13 @@
 Several `MemoryEventPlane`s on one `MemoryBroker` act as several processes. It keeps the promises
 of a NATS server, at most once and in order per publisher, without its sockets, so it also runs
 under a virtual clock. The broker's fault hooks (`stop`, `start`, `drop_next`, `delay_s`) do on
-purpose what a network does by chance. Nothing outlives the process. Matching is in
-`subjects.py`, work queues are in `queue.py`; the real thing is `transports/nats`.
+purpose what a network does by chance. Nothing outlives the process. Work queues are in `queue.py`; the
+real thing is `transports/nats`.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -23,16 +22,27 @@ from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
     OverloadedError,
-    RequestError,
     UnavailableError,
 )
 from trinamo.runtime.planes import Message, QueueLimits
+from trinamo.runtime.planes.subjects import check_message, check_pattern
 
 from .queue import MemoryQueues, MemoryWorkQueue
-from .subjects import check_pattern, check_subject, is_pattern, matches
 
 _NO_RESPONDERS = {"Status": "503"}
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a message on `subject` reaches a subscription on `pattern`; both checked before."""
+    wanted = pattern.split(".")
+    tokens = subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+    elif len(wanted) != len(tokens):
+        return False
+    return all(want in {"*", token} for want, token in zip(wanted, tokens, strict=False))
 
 
 @attrs.frozen(eq=False)
@@ -165,7 +175,7 @@ class MemoryBroker:
     def attach(self, pattern: str, *, group: str, pending_max: int) -> Iterator[MemorySubscription]:
         """Hold a subscription open."""
         subscription = MemorySubscription(pattern, group, pending_max)
-        home = self._patterns if is_pattern(pattern) else self._exact.setdefault(pattern, [])
+        home = self._patterns if {"*", ">"} & set(pattern) else self._exact.setdefault(pattern, [])
         home.append(subscription)
         try:
             yield subscription
@@ -205,12 +215,6 @@ class MemoryBroker:
         found = list(self._exact.get(subject, ()))
         found += [each for each in self._patterns if matches(each.pattern, subject)]
         return found
-
-
-def _checked_reply(reply: Message, subject: str) -> Message:
-    if reply.headers == _NO_RESPONDERS and not reply.payload:
-        raise UnavailableError(f"nobody is subscribed to {subject}")
-    return reply
 
 
 class MemoryEventPlane:
@@ -253,7 +257,7 @@ class MemoryEventPlane:
         self, subject: str, *, group: str = "", pending_max: int = 4096
     ) -> AsyncIterator[MemorySubscription]:
         """Receive what is published from now on; one member per message within a `group`."""
-        check_pattern(subject)
+        check_pattern(subject, group)
         await trio.lowlevel.checkpoint()
         with self._broker.attach(subject, group=group, pending_max=pending_max) as subscription:
             yield subscription
@@ -272,7 +276,10 @@ class MemoryEventPlane:
             was_recalled = False
             try:
                 with trio.move_on_after(timeout_s):
-                    return _checked_reply(await anext(replies), subject)
+                    reply = await anext(replies)
+                    if reply.headers == _NO_RESPONDERS and not reply.payload:
+                        raise UnavailableError(f"nobody is subscribed to {subject}")
+                    return reply
             finally:
                 # Nobody waits for the answer of a request that has not left yet.
                 was_recalled = self._broker.recall(sent)
@@ -304,10 +311,7 @@ class MemoryEventPlane:
     def _publish(
         self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
     ) -> Message:
-        check_subject(subject)
-        if reply:
-            check_subject(reply)
-        self._check_size(payload, headers)
+        check_message(subject, payload, reply, headers, bytes_max=self.message_bytes_max)
         if not self._broker.is_running and self.buffered >= self._buffered_max:
             self._dropped += 1
             raise OverloadedError(
@@ -318,15 +322,3 @@ class MemoryEventPlane:
         message = Message(subject, bytes(payload), reply, dict(headers))
         self._broker.send(message, self)
         return message
-
-    def _check_size(self, payload: bytes, headers: Mapping[str, str]) -> None:
-        size = len(payload)
-        for name, value in headers.items():
-            if _HEADER_NAME.fullmatch(name) is None or "\r" in value or "\n" in value:
-                raise RequestError(f"not a header: {name!r}: {value!r}", param="headers")
-            size += len(name.encode()) + len(value.encode())
-        if size > self.message_bytes_max:
-            raise RequestError(
-                f"message of {size} bytes; the broker takes {self.message_bytes_max}",
-                param="payload",
-            )

@@ -60,17 +60,14 @@ class _Line:
             while self._waiting or not self._is_closed:
                 for peer in self._waiting:
                     if self._busy[peer] < self._busy_max:
-                        return self._next_of(peer)
+                        jobs = self._waiting.pop(peer)
+                        job = jobs.popleft()
+                        if jobs:
+                            self._waiting[peer] = jobs
+                        self._busy[peer] += 1
+                        return job
                 self._changed.wait()
         return None
-
-    def _next_of(self, peer: str) -> Job:
-        jobs = self._waiting.pop(peer)
-        job = jobs.popleft()
-        if jobs:
-            self._waiting[peer] = jobs
-        self._busy[peer] += 1
-        return job
 
     def left(self, job: Job) -> None:
         with self._changed:

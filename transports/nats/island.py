@@ -128,7 +128,20 @@ class Island(Line):
                 error = await self._connect(client, closed)
                 if error is None:
                     attempt = 0
-                    await self._serve_until_closed(client)
+                    serving = asyncio.ensure_future(self._serve(client))
+                    closing = asyncio.ensure_future(self._closing.wait())
+                    await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
+                    closing.cancel()
+                    if not serving.done():
+                        await asyncio.wait({serving}, timeout=self._patience_s())
+                    if not serving.done():
+                        # The server reads nothing and the socket's buffer is full. nats-py swallows a cancel
+                        # while it waits for that, so it is the socket that must end.
+                        abort(client)
+                        await asyncio.wait({serving}, timeout=ABORT_GRACE_S)
+                    if serving.done():
+                        serving.result()
+                    serving.cancel()
             finally:
                 self._forget(client)
                 await self._dispose(client, closed)
@@ -138,7 +151,9 @@ class Island(Line):
                 self._open_error = error
             elif not self.is_closing:
                 attempt += 1
-                await self._back_off(attempt)
+                wait_s = min(RECONNECT_WAIT_MAX_S, RECONNECT_WAIT_S * 2.0 ** min(attempt - 1, 16))
+                # Spread out, so that a server that returns is not met by all its clients at once.
+                await wait_for(self._closing.wait(), wait_s * self._rng.uniform(0.5, 1.0))
         self._opened.set()
         if left := self.outbox.clear():
             _log.warning("closed: %d messages could not be sent", left)
@@ -200,22 +215,6 @@ class Island(Line):
         self.restored(f"nats-server {version.major}.{version.minor}.{version.patch} at {where}")
         log = _log.info if self.connection_count == 1 else _log.warning
         log("connected to %s", self.server)
-
-    async def _serve_until_closed(self, client: Any) -> None:
-        serving = asyncio.ensure_future(self._serve(client))
-        closing = asyncio.ensure_future(self._closing.wait())
-        await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
-        closing.cancel()
-        if not serving.done():
-            await asyncio.wait({serving}, timeout=self._patience_s())
-        if not serving.done():
-            # The server reads nothing and the socket's buffer is full. nats-py swallows a cancel
-            # while it waits for that, so it is the socket that must end.
-            abort(client)
-            await asyncio.wait({serving}, timeout=ABORT_GRACE_S)
-        if serving.done():
-            serving.result()
-        serving.cancel()
 
     def _patience_s(self) -> float:
         return max(0.0, self._give_up_at - trio.current_time())
@@ -323,11 +322,6 @@ class Island(Line):
         elif (error := goodbye.exception()) is not None:
             self._notices.warn("close", error)
             abort(client)
-
-    async def _back_off(self, attempt: int) -> None:
-        wait_s = min(RECONNECT_WAIT_MAX_S, RECONNECT_WAIT_S * 2.0 ** min(attempt - 1, 16))
-        # Spread out, so that a server that returns is not met by all its clients at once.
-        await wait_for(self._closing.wait(), wait_s * self._rng.uniform(0.5, 1.0))
 
     def _connect_error(self, reason: str) -> ConnectError:
         if "no servers available" in reason and self.last_error:

@@ -15,10 +15,10 @@ from typing import Self
 import attrs
 import trio
 
-from trinamo.runtime.errors import ConnectError, DeadlineError, RequestError, UnavailableError
+from trinamo.runtime.errors import ConnectError, DeadlineError, UnavailableError
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
+from trinamo.runtime.planes.subjects import check_message, check_pattern
 
-from .checks import check_group, check_pattern, check_subject, message_bytes
 from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import open_work_queue
@@ -147,8 +147,7 @@ class NatsEventPlane:
         Entered once the server has confirmed it. While the server is away it is entered at once,
         and takes effect when it is back.
         """
-        check_pattern(subject)
-        check_group(group)
+        check_pattern(subject, group)
         self._check_open()
         subscription = NatsSubscription(pending_max)
         confirmed = trio.Event()
@@ -244,15 +243,8 @@ class NatsEventPlane:
         self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
     ) -> Publication:
         self._check_open()
-        check_subject(subject)
-        if reply:
-            check_subject(reply)
-        size = message_bytes(payload, headers)
-        if size > self._line.message_bytes_max:
-            raise RequestError(
-                f"message of {size} bytes; the server takes {self._line.message_bytes_max}",
-                param="payload",
-            )
+        bytes_max = self._line.message_bytes_max
+        size = check_message(subject, payload, reply, headers, bytes_max=bytes_max)
         publication = Publication(subject, payload, reply, dict(headers), size)
         self._line.outbox.put(publication)
         self._line.wake()

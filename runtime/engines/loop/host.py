@@ -19,8 +19,8 @@ import trio
 from ...context import Context
 from ...env import Env, RealEnv
 from ...errors import RequestError
-from ...kv.cache import KvCache
 from ...kv.pool import BlockPool
+from ...kv.regions import KvCache
 from ...nurseries import open_nursery
 from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import (

@@ -146,10 +146,17 @@ class StepLoop:
         """Step until cancelled; a step that is running when that happens is waited for."""
         while True:
             self._wakeup = trio.Event()
-            self._end_stopped()
+            stopped, self._stopped = self._stopped, []
+            for answer in stopped:
+                if answer.sequence in self._asked:
+                    self._send(answer, answer.text.finish(), FinishReason.STOP)
+                    self._cancel(answer)
             self._end_hopeless()
             plan = self._scheduler.plan()
-            self._tell_admitted(plan)
+            for sequence in plan.pinned:
+                asked = self._asked[sequence]
+                assert isinstance(asked, Pinned), "it is not adopted before it is admitted"
+                asked.admitted()
             try:
                 token_ids = await self._compute(plan)
             except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
@@ -160,12 +167,6 @@ class StepLoop:
             # The plan itself may have found that the last one running has outgrown the pool.
             if not plan.work and not self._scheduler.hopeless():
                 await self._wakeup.wait()
-
-    def _tell_admitted(self, plan: Plan) -> None:
-        for sequence in plan.pinned:
-            asked = self._asked[sequence]
-            assert isinstance(asked, Pinned), "it is not adopted before it is admitted"
-            asked.admitted()
 
     async def _compute(self, plan: Plan) -> list[int | None]:
         """All that the engine does for one plan; what it raises means that its state is unknown."""
@@ -194,13 +195,6 @@ class StepLoop:
             events = pool.stored()
         if events:
             self._listener(events)
-
-    def _end_stopped(self) -> None:
-        stopped, self._stopped = self._stopped, []
-        for answer in stopped:
-            if answer.sequence in self._asked:
-                self._send(answer, answer.text.finish(), FinishReason.STOP)
-                self._cancel(answer)
 
     def _wake(self) -> None:
         self._wakeup.set()

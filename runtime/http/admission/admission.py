@@ -17,7 +17,7 @@ import trio
 from ...context import Context, Reason
 from ...env import Clock
 from ...errors import ModelNotFoundError, OverloadedError, TrinamoError, UnavailableError
-from ...events.busy import BusyLimits
+from ...events.load import BusyLimits
 from ...metrics.metrics import Metrics
 from ..bodies import Bodies
 from ..models.models import Engine, ModelAwayError, RemoteEngine

@@ -21,7 +21,7 @@ from ...caller.migration import MigratingAnswer, MigrationPolicy, MigrationSerie
 from ...context import Context
 from ...engines.prompts import tokenizer_of
 from ...errors import TrinamoError
-from ...events.busy import BusyLimits
+from ...events.load import BusyLimits
 from ...metrics.metrics import entries_refused
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent

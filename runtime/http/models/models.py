@@ -22,7 +22,7 @@ from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError, UnavailableError
-from ...events.busy import BusyLimits
+from ...events.load import BusyLimits
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink

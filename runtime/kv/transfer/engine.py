@@ -28,7 +28,7 @@ from ...planes import ControlPlane, TransferReport
 from ...protocol.transfer.description import Direction
 from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_peer
 from ...worker.registration import Registrar
-from ..cache import KvCache
+from ..regions import KvCache
 from .grants import Grant
 from .leases import BlockLeases, open_block_leases
 from .metadata import NixlMetadata, NixlMetadataStore

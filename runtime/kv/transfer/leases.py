@@ -157,14 +157,11 @@ class BlockLeases:
             finally:
                 grant.withdraw()
                 if not grant.is_settled:
-                    await self._await_settled(grant, path)
-
-    async def _await_settled(self, grant: Grant, path: Path | None) -> None:
-        async with open_nursery() as nursery:
-            if path is not None:
-                nursery.start_soon(self._inquire, grant, path)
-            await self._hold(grant.blocks, grant, is_sure=lambda: grant.is_proven)
-            nursery.cancel_scope.cancel()
+                    async with open_nursery() as nursery:
+                        if path is not None:
+                            nursery.start_soon(self._inquire, grant, path)
+                        await self._hold(grant.blocks, grant, is_sure=lambda: grant.is_proven)
+                        nursery.cancel_scope.cancel()
 
     async def _inquire(self, grant: Grant, path: Path) -> None:
         delay_s = await path.prove(grant.ticket, soon_s=self._drain_s)
@@ -204,7 +201,9 @@ class BlockLeases:
             elif is_leased:
                 self._quarantine(blocks)
             elif what.is_settled:
-                self._readmit(blocks)
+                count = self._pool.readmit(blocks)
+                self._on_readmit(count)
+                _log.warning("%d blocks leave quarantine: nothing touches them any more", count)
 
     def _enter(self, blocks: Sequence[int]) -> tuple[int, ...]:
         leased = tuple(dict.fromkeys(map(self._block_of, blocks)))
@@ -221,11 +220,6 @@ class BlockLeases:
         self._on_quarantine(count)
         _log.error("%d blocks are quarantined: a transfer did not settle in time", count)
         self._leave()
-
-    def _readmit(self, blocks: tuple[int, ...]) -> None:
-        count = self._pool.readmit(blocks)
-        self._on_readmit(count)
-        _log.warning("%d blocks leave quarantine: nothing touches them any more", count)
 
     def _leave(self) -> None:
         self._count -= 1

@@ -12,7 +12,7 @@ import trio
 from ...config.worker import WorkerConfig, endpoint_of_model
 from ...engines import EngineInfo, GenerationEngine
 from ...engines.generation import StandsBefore, forward_of
-from ...kv.cache import HoldsKv, KvCache
+from ...kv.regions import HoldsKv, KvCache
 from ...protocol.discovery.instances import EndpointName, Instance
 from ...protocol.discovery.model_cards import encode_card, model_key
 from ...protocol.openai.generate import (

@@ -119,7 +119,12 @@ class SequencedView:
         """Take one event as it arrives."""
         self.trouble = Trouble.NONE
         if event.incarnation < self.incarnation:
-            self._meet_outdated()
+            self.trouble = Trouble.OUTDATED
+            self.counts.outdated += 1
+            self._outdated_events += 1
+            if self._outdated_events >= OUTDATED_EVENTS_MAX:
+                # Who is alive? The answer to a request says so, an event need not.
+                self.needs_snapshot = True
             return _NOTHING
         self._outdated_events = self._outdated_answers = 0
         if event.incarnation > self.incarnation:
@@ -131,7 +136,9 @@ class SequencedView:
                 self.sequence = 1
                 return Step((event.body,), snapshot=())
         if event.body is None:
-            self._hear(event.sequence)
+            # A heartbeat: is the last event we know the last there is?
+            if not self.needs_snapshot and event.sequence != self.sequence:
+                self._lose(event.sequence)
             return _NOTHING
         if self.needs_snapshot:
             self._buffer(event.sequence, event.body)
@@ -187,19 +194,6 @@ class SequencedView:
         self.sequence = 0
         self._outdated_events = 0
         self._take_buffered()
-
-    def _meet_outdated(self) -> None:
-        self.trouble = Trouble.OUTDATED
-        self.counts.outdated += 1
-        self._outdated_events += 1
-        if self._outdated_events >= OUTDATED_EVENTS_MAX:
-            # Who is alive? The answer to a request says so, an event need not.
-            self.needs_snapshot = True
-
-    def _hear(self, sequence: int) -> None:
-        """A heartbeat: is the last event we know the last there is?"""
-        if not self.needs_snapshot and sequence != self.sequence:
-            self._lose(sequence)
 
     def _lose(self, sequence: int) -> None:
         if sequence > self.sequence:

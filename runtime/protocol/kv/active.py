@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError
 from ..undecodable import UNDECODABLE
-from .hints import HINT_BLOCKS_MAX
+from .names import HINT_BLOCKS_MAX
 
 _EVENTS_MAX: Final = 256
 _BATCH_BYTES_MAX: Final = 1 << 18

@@ -57,14 +57,12 @@ class BlockSet:
 
     def encode_part(self, part: int, parts: int) -> bytes:
         """The blocks whose hash falls to `part` of `parts`, `HASH_BYTES` each."""
-        # Sorted, since a set has another order in every process.
-        hashes = sorted(each for each in self._hashes if _part_of(each, parts) == part)
+        # Parts of about one size, as hashes are as good as random; sorted, since a set has another
+        # order in every process.
+        hashes = sorted(
+            each for each in self._hashes if int.from_bytes(each[-2:], "big") % parts == part
+        )
         return _encode(_Part(b"".join(hashes)))
-
-
-def _part_of(digest: bytes, parts: int) -> int:
-    # The hash is as good as random, so the parts are of about the same size.
-    return int.from_bytes(digest[-2:], "big") % parts
 
 
 def decode_part(body: bytes) -> tuple[int, ...]:

@@ -103,7 +103,14 @@ class AccessPage:
         place = self._places.get(ticket)
         is_new = place is None
         if place is None:
-            place = self._free_place()
+            if len(self._places) == TICKETS_MAX:
+                raise OverloadedError(
+                    f"{TICKETS_MAX} tickets of one region are granted",
+                    bound="tickets",
+                    value=TICKETS_MAX,
+                )
+            taken = set(self._places.values())
+            place = next(place for place in range(TICKETS_MAX) if place not in taken)
         start = HEADER_BYTES + DIRECTORY_BYTES + place * self._stride
         with self._view[start : start + self._stride] as bitmap:
             if is_new:
@@ -119,16 +126,6 @@ class AccessPage:
         place = self._places.pop(ticket, None)
         if place is not None:
             _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, 0)
-
-    def _free_place(self) -> int:
-        if len(self._places) == TICKETS_MAX:
-            raise OverloadedError(
-                f"{TICKETS_MAX} tickets of one region are granted",
-                bound="tickets",
-                value=TICKETS_MAX,
-            )
-        taken = set(self._places.values())
-        return next(place for place in range(TICKETS_MAX) if place not in taken)
 
 
 @attrs.frozen(kw_only=True)

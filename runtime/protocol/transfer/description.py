@@ -10,14 +10,43 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from ...errors import IncompatibleKvError, RemoteProtocolError, RequestError
-from ..kv.fingerprint import differences
 from ..undecodable import UNDECODABLE
+
+
+def encode_fingerprint(facts: Mapping[str, object]) -> str:
+    """The facts in their order, such as `engine=exact version=1`.
+
+    Raises `ValueError` for a fact that could not be told from the next one.
+    """
+    words = [f"{name}={value}" for name, value in facts.items()]
+    if wrong := next((word for word in words if len(word.split()) != 1), None):
+        raise ValueError(f"{wrong!r} is no fact of a fingerprint: it has white space in it")
+    return " ".join(words)
+
+
+def differences(ours: str, theirs: str) -> str:
+    """In which facts two fingerprints differ, for a reader; empty if they are equal."""
+    if ours == theirs:
+        return ""
+    here, there = _facts(ours), _facts(theirs)
+    return "; ".join(
+        f"{name.replace('_', ' ')} {here.get(name, 'none')} here, {there.get(name, 'none')} there"
+        for name in (*here, *(name for name in there if name not in here))
+        if here.get(name) != there.get(name)
+    )
+
+
+def _facts(fingerprint: str) -> dict[str, str]:
+    """What is no fact counts as one without a name."""
+    pairs = [word.partition("=") for word in fingerprint.split()]
+    return {name if mark else "": value if mark else name for name, mark, value in pairs}
+
 
 BLOCKS_MAX: Final = 1 << 17
 """Blocks of one transfer."""

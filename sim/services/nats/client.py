@@ -26,11 +26,10 @@ from trinamo.transports.nats.plane import NatsEventPlane
 
 from ..connector import Connector
 from ..peer import Peer
-from ..wire import Ping, Pong, encode
+from ..wire import Deliver, Ping, Pong, Publish, Subscribe, Unsubscribe, decode_from_broker, encode
 from .calls import Caller
 from .queue_client import open_queue
 from .server import PORT
-from .wire import Deliver, Publish, Subscribe, Unsubscribe, decode_from_broker
 
 OUTGOING_BYTES_MAX: Final = 64 << 20
 CALL_TIMEOUT_S: Final = 10.0

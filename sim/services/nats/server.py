@@ -31,16 +31,24 @@ from ...core.world import World
 from ..interception import DelayLine, Done
 from ..machine import Machine
 from ..peer import Peer
-from ..wire import Answer, Call, Forget, NoLeader, Ping, Pong, Refusal, Reply, encode
-from .queues import CALLS, QueueShelf, Take
-from .wire import (
+from ..wire import (
+    Answer,
+    Call,
     Deliver,
+    Forget,
     FromClient,
+    NoLeader,
+    Ping,
+    Pong,
     Publish,
+    Refusal,
+    Reply,
     Subscribe,
     Unsubscribe,
     decode_from_client,
+    encode,
 )
+from .queues import CALLS, QueueShelf, Take
 
 PORT: Final = 4222
 _MESSAGE_BYTES_MAX: Final = 1 << 20

@@ -10,11 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.events.follower import EventFollower
+from trinamo.runtime.events.follower import EventFollower, ReportFollower
 from trinamo.runtime.events.load import LoadReport, LoadSource
-from trinamo.runtime.events.reports import ReportFollower
-from trinamo.runtime.events.source import EventSource
-from trinamo.runtime.events.subjects import topic_of
+from trinamo.runtime.events.source import EventSource, topic_of
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane

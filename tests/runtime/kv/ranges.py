@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.memory import KvMemory
-from trinamo.runtime.kv.regions import RegionSet
+from trinamo.runtime.kv.regions import KvCache, RegionSet
 
 
 def memory_of(kv: KvCache) -> KvMemory:

@@ -11,7 +11,7 @@ from tests.runtime.kv.ranges import buffers, ranges_of
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.regions import RegionSet
-from trinamo.runtime.protocol.kv.fingerprint import differences
+from trinamo.runtime.protocol.transfer.description import differences
 
 SHAPE = KvShape(layers=3, heads=2, channels=4, block_tokens=5, dtype="<i2")
 PLANE_BYTES = 5 * 2 * 4 * 2

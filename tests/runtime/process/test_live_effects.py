@@ -30,7 +30,7 @@ from trinamo.runtime.process.settings.settings import (
     write_setting,
 )
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
-from trinamo.runtime.protocol.kv.hints import RoutingHint
+from trinamo.runtime.protocol.kv.names import RoutingHint
 from trinamo.runtime.worker.reports import Reports
 
 pytestmark = pytest.mark.slow

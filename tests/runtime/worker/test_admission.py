@@ -32,7 +32,7 @@ from trinamo.runtime.protocol.streams.request import (
 )
 from trinamo.runtime.worker.endpoint import Endpoint
 from trinamo.runtime.worker.metrics import WorkerMetrics
-from trinamo.runtime.worker.room import check_waiting_tokens
+from trinamo.runtime.worker.reports import check_waiting_tokens
 from trinamo.runtime.worker.worker import Worker
 
 

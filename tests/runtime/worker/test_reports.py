@@ -15,14 +15,13 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
+from trinamo.runtime.events.follower import ReportFollower
 from trinamo.runtime.events.load import LoadReport
-from trinamo.runtime.events.reports import ReportFollower
-from trinamo.runtime.events.subjects import topic_of
+from trinamo.runtime.events.source import topic_of
 from trinamo.runtime.kv.names import KV_NAMES_PREFIX
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.kv.hints import hint_of_tokens
-from trinamo.runtime.protocol.kv.names import block_keys
+from trinamo.runtime.protocol.kv.names import block_keys, hint_of_tokens
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 GENERATE = EndpointName("test", "backend", "generate")

@@ -25,9 +25,8 @@ from trinamo.runtime.planes import ResponseChannel
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 from trinamo.sim.cluster.memory import SECRET
 from trinamo.sim.core.choices import Choices
-from trinamo.sim.core.env import SimEnv
 from trinamo.sim.core.host import Host, HostState
-from trinamo.sim.core.world import World
+from trinamo.sim.core.world import SimEnv, World
 from trinamo.sim.net.network import Network
 from trinamo.transports.tcp import (
     TcpClient,

@@ -11,9 +11,11 @@ What the messages mean is up to the two kinds of link, `target.py` and
 
 from __future__ import annotations
 
+import contextlib
 import socket as stdlib_socket
 from collections import deque
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Final
 
 import attrs
@@ -38,7 +40,35 @@ from trinamo.runtime.protocol.transfer.stream import (
 )
 
 from .memory import SLICE_RUNS_MAX, Flow
-from .pacing import send_unpaced
+
+_NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
+
+
+def is_loopback(ours: str, theirs: str) -> bool:
+    """Whether a connection between these addresses never leaves the host."""
+    try:
+        return ours == theirs or ip_address(theirs.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def send_unpaced(stream: trio.SocketStream) -> None:
+    """Let nothing but the receiver slow a loopback connection down; others stay as they are.
+
+    BBR, the default congestion control of some machines, *paces*: it sends a packet, starts a timer,
+    and sends the next one when that goes off. That keeps queues in the network short. Between two
+    ends of one host there is no such queue, and a timer for every 64 KB cost two fifths of all CPU
+    time of a transfer (bench/README.md). So a loopback connection that would be paced uses Reno,
+    which every Linux has and every user may choose. A machine's choice that does not pace stays.
+    A connection that is over already, or a kernel that does not know the option, changes nothing.
+    """
+    with contextlib.suppress(OSError):
+        ours, theirs = stream.socket.getsockname()[0], stream.socket.getpeername()[0]
+        if is_loopback(ours, theirs):
+            option = (stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_CONGESTION)
+            if stream.getsockopt(*option, _NAME_BYTES_MAX).startswith(b"bbr"):
+                stream.setsockopt(*option, b"reno")
+
 
 _AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
 _QUEUE_BYTES_MAX: Final = 1 << 20
@@ -197,7 +227,14 @@ class Link:
             while True:
                 message, data_bytes = await self._read_header()
                 if isinstance(message, Slice):
-                    await self._read_slice(message, data_bytes)
+                    flow = self.receiving.get(message.id)
+                    if flow is not None and flow.is_live():
+                        flow.begin_received(message.first, message.count, data_bytes)
+                        taken = self._take_ahead(data_bytes)
+                        _fill(flow, taken)
+                        await self._fill_from_socket(flow, data_bytes - taken.nbytes)
+                    else:
+                        await self._discard(data_bytes - self._take_ahead(data_bytes).nbytes)
                 elif isinstance(message, Sums):
                     await self._read_sums(message, data_bytes)
                 else:
@@ -275,16 +312,6 @@ class Link:
                 raise DisconnectedError("the peer closed the transfer stream")
             data += part
         return bytes(data)
-
-    async def _read_slice(self, message: Slice, payload_bytes: int) -> None:
-        flow = self.receiving.get(message.id)
-        if flow is not None and flow.is_live():
-            flow.begin_received(message.first, message.count, payload_bytes)
-            taken = self._take_ahead(payload_bytes)
-            _fill(flow, taken)
-            await self._fill_from_socket(flow, payload_bytes - taken.nbytes)
-        else:
-            await self._discard(payload_bytes - self._take_ahead(payload_bytes).nbytes)
 
     async def _fill_from_socket(self, flow: Flow, left: int) -> None:
         while left:

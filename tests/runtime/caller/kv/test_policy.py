@@ -16,7 +16,7 @@ from trinamo.runtime.caller.kv.hints import make_hint
 from trinamo.runtime.caller.kv.routing import KvRoutingStatistics
 from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_engine
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.hints import RoutingHint
+from trinamo.runtime.protocol.kv.names import RoutingHint
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     GenerateRequest,

@@ -11,8 +11,7 @@ import trio
 from tests.runtime.caller.kv.test_policy import GENERATE, ask, cluster, known, until
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.kv import agreement
-from trinamo.runtime.events.source import EventSource
-from trinamo.runtime.events.subjects import topic_of
+from trinamo.runtime.events.source import EventSource, topic_of
 from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.kv.active import ActiveEvent, Began, Ended, encode_active, pack_keys
 

@@ -8,8 +8,7 @@ import pytest
 import trio
 
 from tests.runtime.http.models.test_migrating import House, open_house
-from trinamo.runtime.events.busy import REPORT_AGE_MAX_S, BusyLimits
-from trinamo.runtime.events.load import LoadReport
+from trinamo.runtime.events.load import REPORT_AGE_MAX_S, BusyLimits, LoadReport
 from trinamo.runtime.http.status import STATUS_TABLE
 
 BUSY = LoadReport(1, 9, 10, 400)

@@ -13,9 +13,9 @@ import trio
 from tests.runtime.kv.ranges import memory_of
 from tests.runtime.one_process import OneProcess, config, open_process
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.kv.cache import KvCache
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.pool import BlockPool
+from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.kv.transfer.engine import EngineTransfers, open_engine_transfers
 from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.metrics.tallies import Registry

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.session import needs
-from trinamo.transports.tcp.transfer.pacing import is_loopback, send_unpaced
+from trinamo.transports.tcp.transfer.link import is_loopback, send_unpaced
 
 OPTION = (stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_CONGESTION)
 
