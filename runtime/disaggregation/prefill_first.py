@@ -44,6 +44,7 @@ from ..nurseries import first_of, open_nursery
 from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
+from ..sinks import Sleeper
 from .flow import Filled, check_token
 from .lending import Lending
 from .metrics import PrefillMetrics, PrefillOutcome
@@ -62,23 +63,27 @@ class _Asked:
     kept: Kept | None = None
     reason: PrefillReason | None = None
     """Why there are no blocks, or none any more."""
-    begun: trio.Event = attrs.field(factory=trio.Event)
-    answered: trio.Event = attrs.field(factory=trio.Event)
-    failed: trio.Event = attrs.field(factory=trio.Event)
+    _changed: Sleeper = attrs.field(factory=Sleeper)
+    """For the one task that waits for whatever comes next."""
 
     def begin(self) -> None:
         self.has_begun = True
-        self.begun.set()
+        self._changed.wake()
 
     def answer(self, kept: Kept) -> None:
         self.kept = kept
-        self.answered.set()
+        self._changed.wake()
 
     def fail(self, error: TrinamoError) -> None:
         is_refusal = isinstance(error, _REFUSALS) and not self.has_begun
         self.reason = PrefillReason.REFUSED if is_refusal else PrefillReason.PREFILL_LOST
-        for each in (self.failed, self.begun, self.answered):
-            each.set()
+        self._changed.wake()
+
+    async def wait(self, has_come: Callable[[_Asked], object]) -> bool:
+        """Return True once it `has_come`, or the question has failed. Safe to cancel."""
+        while not (has_come(self) or self.reason):
+            await self._changed.sleep()
+        return True
 
 
 class PrefillFirst:
@@ -139,12 +144,13 @@ class PrefillFirst:
         )
         asking.start_soon(self._ask, ask, asked, context)
         with context.cancelled_by_stop():
+            has_begun = False
             with trio.move_on_after(self._section.queue_timeout_s):
-                await asked.begun.wait()
-            if not asked.begun.is_set():
+                has_begun = await asked.wait(lambda asked: asked.has_begun)
+            if not has_begun:
                 return PrefillReason.NOT_CLAIMED
             with trio.move_on_at(ends_at):
-                await asked.answered.wait()
+                await asked.wait(lambda asked: asked.kept)
         if context.is_stopped:
             return PrefillReason.STOPPED
         if asked.kept is None:
@@ -213,7 +219,7 @@ class PrefillFirst:
             return None
 
         async def fail() -> PrefillReason | None:
-            await asked.failed.wait()
+            await asked.wait(lambda _: False)
             return asked.reason
 
         with context.cancelled_by_stop():

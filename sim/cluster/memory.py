@@ -24,7 +24,7 @@ from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_pl
 from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
-from ..services.memory import TroubledFabric
+from ..services.memory import MemoryFabric
 from .audit import BlockAudit, Landings, WatchedPlane
 
 PORT: Final = 7000
@@ -61,7 +61,7 @@ class ClusterMemory:
 
     def __init__(self, world: World, network: Network, plan: MemoryPlan) -> None:
         self.world, self.plan = world, plan
-        self.fabric = TroubledFabric(
+        self.fabric = MemoryFabric(
             world,
             network,
             window=plan.window,

@@ -48,10 +48,26 @@ async def open_transfer_chain(
         # First, though it is tried last: it knows the address that peers reach this machine at, and
         # its port must be refused to nobody before all others are closed
         # (`protocol/transfer/settlement.py`).
+        transfer = section.transfer
         tcp = await stack.enter_async_context(
-            _open_tcp(section, env, options or TcpOptions.of(section.tcp))
+            open_transfer_plane(
+                TransferOptions(
+                    tcp=_transfer_tcp(section, options or TcpOptions.of(section.tcp)),
+                    slice_bytes=transfer.slice_bytes,
+                    checksum=transfer.checksum,
+                ),
+                env,
+            )
         )
-        stack.callback(_outlive, tcp, found)
+
+        @stack.callback
+        def outlive() -> None:
+            # The others are closed. Where one of them still moves bytes, nobody may take us for dead.
+            tcp.mover.outlives_us = any(
+                isinstance(plane.mover, OneSidedMover) and plane.mover.is_left_moving
+                for plane in found.values()
+            )
+
         found[tcp.backend] = tcp
         for name in section.backends:
             # `mooncake_tcp` is Mooncake without RDMA; nothing after this line knows the word.
@@ -72,28 +88,6 @@ async def open_transfer_chain(
         planes = [found[backend] for backend in order if backend in found]
         _log.info("transfers by %s", ", then ".join(plane.backend for plane in planes))
         yield TransferChain(planes=planes, order=order, missing=missing, settlement=tcp.mover)
-
-
-def _outlive(tcp: TransferPlane[TcpMover], found: dict[str, TransferPlane]) -> None:
-    """The others are closed. Where one of them still moves bytes, nobody may take us for dead."""
-    tcp.mover.outlives_us = any(
-        isinstance(plane.mover, OneSidedMover) and plane.mover.is_left_moving
-        for plane in found.values()
-    )
-
-
-def _open_tcp(
-    section: DataPlaneConfig, env: Env, options: TcpOptions
-) -> AbstractAsyncContextManager[TransferPlane[TcpMover]]:
-    transfer = section.transfer
-    return open_transfer_plane(
-        TransferOptions(
-            tcp=_transfer_tcp(section, options),
-            slice_bytes=transfer.slice_bytes,
-            checksum=transfer.checksum,
-        ),
-        env,
-    )
 
 
 def _open_nixl(

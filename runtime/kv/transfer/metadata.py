@@ -60,7 +60,7 @@ class _Known:
 
 Tell = Callable[[str], None]
 """Called with the incarnation of a peer that is not stored any more; whether it lives is another
-question (`peers.py`)."""
+question (`engine.py`)."""
 
 
 class NixlMetadataStore:

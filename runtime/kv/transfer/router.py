@@ -185,18 +185,20 @@ class TransferRouter:
         shared = [plane for plane in self.chain if plane.backend in descriptions]
         peer = RoutedPeer([Route(plane, descriptions[plane.backend]) for plane in shared])
         self._peers[peer] = None
-        error: TrinamoError | None = None
         is_kept = False
         try:
             is_kept = await self.probe(peer)
-            error = None if is_kept else _unreachable(peer)
+            errors = [route.error for route in peer.routes if route.error is not None]
         finally:
             if not is_kept:
                 self._drop(peer)
                 self._nursery.start_soon(self._leave, peer)
-        if error is not None:
-            raise error
-        return peer
+        if is_kept:
+            return peer
+        if any(isinstance(error, StaleMemoryError) for error in errors):
+            raise StaleMemoryError("the peer is not there any more")
+        reasons = "; ".join(error.message for error in errors)
+        raise ConnectError(f"no backend reaches the peer: {reasons}")
 
     async def probe(self, peer: RoutedPeer) -> bool:
         """Whether the peer answers over any backend now; takes `probe_timeout_s` at most.
@@ -324,7 +326,10 @@ class TransferRouter:
                 )
             job.has_other = any(other.is_usable for other in routes[number + 1 :])
             try:
-                await self._finish(route, memory, job, reports)
+                # All that is left over this backend, be it the notification alone.
+                reports.append(await self._attempt(route, memory, job))
+                while job.done < len(job.here):
+                    reports.append(await self._attempt(route, memory, job))
                 return reports
             except (RequestError, StaleMemoryError, KilledError):
                 raise
@@ -362,15 +367,6 @@ class TransferRouter:
             done_bytes=self._metrics.done_bytes[backend],
             problem=self._refused.get(backend, errors[0] if errors else ""),
         )
-
-    async def _finish(
-        self, route: Route, memory: RoutedMemory, job: Job, reports: list[TransferReport]
-    ) -> None:
-        """Move all that is left over one backend, be it the notification alone."""
-        is_done = False
-        while not is_done:
-            reports.append(await self._attempt(route, memory, job))
-            is_done = job.done == len(job.here)
 
     async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
         """Move what is left, or as much as one transfer may; counts what is confirmed."""
@@ -426,14 +422,6 @@ class TransferRouter:
                 f"a failed transfer by {route.backend} has not settled within "
                 f"{self._section.settle_timeout_s:g} s, so its blocks cannot be moved again"
             )
-
-
-def _unreachable(peer: RoutedPeer) -> TrinamoError:
-    errors = [route.error for route in peer.routes if route.error is not None]
-    if any(isinstance(error, StaleMemoryError) for error in errors):
-        return StaleMemoryError("the peer is not there any more")
-    reasons = "; ".join(error.message for error in errors)
-    return ConnectError(f"no backend reaches the peer: {reasons}")
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.services.memory import TroubledFabric
+from trinamo.sim.services.memory import MemoryFabric
 
 LATENCY_S = 0.001
 
@@ -17,7 +17,7 @@ class Wire:
     def __init__(self, *, is_copied: bool = False) -> None:
         self.world = World(SeedChoices(1))
         network = Network(self.world, latency_s=LATENCY_S, jitter_s=0)
-        self.fabric = TroubledFabric(self.world, network, give_up_s=1.0, is_copied=is_copied)
+        self.fabric = MemoryFabric(self.world, network, give_up_s=1.0, is_copied=is_copied)
         self.arrived_s: list[float] = []
         self.lost_s: list[float] = []
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
@@ -39,12 +40,26 @@ NOT_FOUND: Final = frozenset({10014, 10037, 10059})
 _PASSING: Final = frozenset({10005, 10008, 10009, 10023, 10118, 10124, 10202})
 
 
-class Requester(Protocol):
-    """What is needed of the event plane: a request that may carry headers."""
+class QueuePlane(Protocol):
+    """What a queue needs of the event plane beside `EventPlane`: a request that carries headers."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def message_bytes_max(self) -> int: ...
+
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = ...
+    ) -> None: ...
 
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] = ...
     ) -> Message: ...
+
+    def subscribe(
+        self, subject: str, *, group: str = "", pending_max: int = ...
+    ) -> AbstractAsyncContextManager[AsyncIterator[Message]]: ...
 
 
 class JetStreamError(EventPlaneError):
@@ -150,7 +165,7 @@ class StoredMessage:
 class JetStream:
     """The requests a queue needs. Every one is tried again until `deadline` on trio's clock."""
 
-    def __init__(self, plane: Requester, *, rng: random.Random) -> None:
+    def __init__(self, plane: QueuePlane, *, rng: random.Random) -> None:
         self._plane = plane
         self._rng = rng
 

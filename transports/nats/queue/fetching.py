@@ -12,9 +12,8 @@ import itertools
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import attrs
 import trio
@@ -22,6 +21,7 @@ import trio
 from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.planes import Message
 
+from .api import QueuePlane
 from .records import Delivery, StreamNames, parse_delivery
 
 logger = logging.getLogger("trinamo.nats")
@@ -32,21 +32,6 @@ GRACE_S: Final = 0.5
 AWAY_POLL_S: Final = 0.1
 PENDING_MAX: Final = 4096
 _NS: Final = 1_000_000_000
-
-
-class Puller(Protocol):
-    """What is needed of the event plane."""
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    async def publish(
-        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = ...
-    ) -> None: ...
-
-    def subscribe(
-        self, subject: str, *, group: str = "", pending_max: int = ...
-    ) -> AbstractAsyncContextManager[AsyncIterator[Message]]: ...
 
 
 @attrs.define(eq=False)
@@ -63,7 +48,11 @@ class Fetcher:
     """Fetches for any number of tasks; `run` is its life."""
 
     def __init__(
-        self, plane: Puller, names: StreamNames, inbox: str, give_back: Callable[[Delivery], None]
+        self,
+        plane: QueuePlane,
+        names: StreamNames,
+        inbox: str,
+        give_back: Callable[[Delivery], None],
     ) -> None:
         self._plane = plane
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"

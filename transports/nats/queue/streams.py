@@ -15,9 +15,9 @@ from .api import (
     ConsumerInfo,
     JetStream,
     JetStreamError,
+    QueuePlane,
     R,
     Reply,
-    Requester,
     StreamInfo,
     StreamPage,
 )
@@ -27,7 +27,7 @@ ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
 
 
-async def list_work_queues(plane: Requester, *, rng: random.Random) -> list[str]:
+async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str]:
     """The names of all queues on the server, sorted."""
     stream = JetStream(plane, rng=rng)
     deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S

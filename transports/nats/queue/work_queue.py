@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import time as wall  # noqa: TID251 -- compared with the server's time stamps
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import trio
@@ -42,9 +42,9 @@ from trinamo.runtime.protocol.queue.jobs import (
     check_queue_name,
 )
 
-from .api import JetStream, JetStreamError, Reply, Requester
+from .api import JetStream, JetStreamError, QueuePlane, Reply
 from .dead import DeadLetters
-from .fetching import Fetcher, Puller
+from .fetching import Fetcher
 from .leases import Held, Leases
 from .records import (
     Bury,
@@ -76,13 +76,6 @@ _NAK: Final = b"-NAK"
 _IN_PROGRESS: Final = b"+WPI"
 _NS: Final = 1_000_000_000
 _LOST: Final = (DeadlineError, UnknownOutcomeError, RemoteProtocolError)
-
-
-class QueuePlane(Requester, Puller, Protocol):
-    """What a queue needs of the event plane."""
-
-    @property
-    def message_bytes_max(self) -> int: ...
 
 
 @asynccontextmanager

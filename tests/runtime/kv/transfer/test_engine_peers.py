@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
     MetadataNotFoundError,
     TransferError,
 )
-from trinamo.runtime.kv.transfer import peers as engine_peers
+from trinamo.runtime.kv.transfer import engine as engine_peers
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
 from trinamo.runtime.kv.transfer.metadata import NixlMetadata
 
