@@ -14,7 +14,6 @@ import trio
 
 from ..config.config import Config
 from ..env import Env
-from ..errors import UnavailableError
 from ..kv.names import share_names
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -26,6 +25,7 @@ from ..traces.ring import Traces
 from .client import Client
 from .kv.routing import KvRouting, showing
 from .router import Router
+from .upstreams import UpstreamClient
 
 _Opened = tuple[Client, trio.CancelScope]
 
@@ -142,9 +142,8 @@ class Clients:
             env, secret = self._env, self._data.secret
             names = await share_names(self._control, env, secret, endpoint.namespace)
             kv = KvRouting(self._events, endpoint, config.kv, env.rng, names)
-        response_plane = self._data.response_plane
-        if response_plane is None:
-            raise UnavailableError("this process was opened to ask no workers")
+        data = self._data
+        asks_workers = data.response_plane is not None
         router = Router(
             self._control,
             endpoint,
@@ -155,19 +154,23 @@ class Clients:
             silence_grace_s=config.silence_grace_s,
             stale_grace_s=config.stale_grace_s,
             metrics=self._metrics,
-            request_planes=self._data.request_planes,
-            events=self._events,
+            request_planes=data.request_planes if asks_workers else None,
+            events=self._events if asks_workers else None,
             follows_load=self._found.http.sheds_load,
             kv=kv,
             wait_s=config.wait_s,
         )
-        client = Client(
-            router,
-            response_plane,
-            self._env,
-            attempts_max=config.attempts_max,
-            opening_timeout_s=self._config.data_plane.tcp.ack_timeout_s,
-            traces=self._traces,
+        client = (
+            Client(
+                router,
+                data.response_plane,
+                self._env,
+                attempts_max=config.attempts_max,
+                opening_timeout_s=self._config.data_plane.tcp.ack_timeout_s,
+                traces=self._traces,
+            )
+            if asks_workers
+            else UpstreamClient(router, data.upstreams, self._env, attempts_max=config.attempts_max)
         )
         with showing(self._metrics, str(endpoint), kv):
             async with open_nursery() as nursery:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -19,27 +19,21 @@ from .search import Asked
 
 
 class UpstreamClient(Client):
-    """Streams from the upstreams of one model, which each calls `model`; `find` knows them by instance id."""
+    """Streams from the upstreams of one model, which are known by the ids of their instances."""
 
     def __init__(
-        self,
-        router: Router,
-        env: Env,
-        model: str,
-        find: Callable[[str], Upstream | None],
-        *,
-        attempts_max: int,
+        self, router: Router, upstreams: Mapping[str, Upstream], env: Env, *, attempts_max: int
     ) -> None:
         super().__init__(router, None, env, attempts_max=attempts_max)
         self.encode = attrgetter("body")
-        self._model, self._find = model, find
+        self._upstreams = upstreams
 
     def attempt(self, instance: Instance, context: Context, asked: Asked) -> Attempt:
         """Ask one upstream; `UnavailableError` if it has left."""
-        upstream = self._find(instance.id)
+        upstream = self._upstreams.get(instance.id)
         if upstream is None:
             raise UnavailableError("the upstream has left")
-        return UpstreamAttempt(instance, context, self.router, asked, upstream, self._model)
+        return UpstreamAttempt(instance, context, self.router, asked, upstream)
 
 
 class UpstreamAttempt(Attempt):
@@ -52,16 +46,15 @@ class UpstreamAttempt(Attempt):
         router: Router,
         asked: Asked,
         upstream: Upstream,
-        model: str,
     ) -> None:
         super().__init__(instance, context, router, asked)
-        self._upstream, self._model = upstream, model
+        self._upstream = upstream
         self._answer: UpstreamAnswer | None = None
 
     async def run(self) -> None:
         """Send the request's body; returns once the upstream begins to answer."""
-        request = self._asked.request
-        self._answer = await self._upstream.open(request, self._model, self.context)
+        model = self.instance.metadata["model"]
+        self._answer = await self._upstream.open(self._asked.request, model, self.context)
         self.begun()
 
     async def forward(self, sink: Sink[Any]) -> None:

@@ -5,7 +5,7 @@ A `Transports` (`process/transports.py`) makes them of a configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import attrs
 
@@ -14,6 +14,7 @@ from .requests import RequestPlane, RequestServer
 from .responses import CallHome, ResponsePlane
 from .settlement import SettlementPlane
 from .transfer import TransferPlane
+from .upstreams import Upstream
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +31,8 @@ class DataPlane:
     """None there, too."""
     home_address: str = ""
     """`host:port` at which workers call home, as peers are told; empty there, too."""
+    upstreams: MutableMapping[str, Upstream] = attrs.field(factory=dict)
+    """Other people's servers by instance id, which are asked where no workers are."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What peers prove to each other that they know; empty if nothing."""
 

@@ -162,9 +162,8 @@ async def serve_frontend(
         ) as runtime,
         open_nursery() as watching,
     ):
-        upstreams = DirectUpstreams(config, runtime, watching) if is_alone else None
-        clients = upstreams or runtime
-        look = partial(overview, runtime, runtime) if upstreams is None else upstreams.overview
+        upstreams = DirectUpstreams(config, runtime) if is_alone else None
+        look = partial(overview, runtime) if upstreams is None else upstreams.overview
         service = _http_service(runtime, metrics, look)
         opened(runtime, service)
         async with open_nursery() as serving:
@@ -172,7 +171,7 @@ async def serve_frontend(
                 if upstreams is not None:
                     service.model_manager().knows_all = upstreams.knows_all
                     await watching.start(upstreams.run)
-                await follow_models(watching, runtime, clients, service.model_manager())
+                await follow_models(watching, runtime, service.model_manager())
 
                 def facts() -> FrontendFacts:
                     return frontend_facts(service.full_view(), metrics, runtime.queues.tallies)

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from ..caller.client import Client
 from ..caller.router import Router
 from ..planes import (
     ControlPlane,
@@ -108,34 +109,22 @@ class HasPlanes(Protocol):
     @property
     def events(self) -> EventPlane: ...
 
-
-class HasRouter(Protocol):
-    """Whoever chooses among instances: a client of workers, or of upstreams."""
-
     @property
-    def router(self) -> Router: ...
-
-
-class HasClients(Protocol):
-    """Whose clients know the instances; `Runtime` is one, `DirectUpstreams` another."""
-
-    @property
-    def clients(self) -> Iterable[HasRouter]: ...
+    def clients(self) -> Iterable[Client]: ...
 
 
 def overview(
     process: HasPlanes,
-    source: HasClients,
     unknown: Sequence[InstanceView] = (),
     away: Container[str] = (),
 ) -> Overview:
-    """What `process` and the clients of `source` know now; some microseconds an instance.
+    """What `process` and its clients know now; some microseconds an instance.
 
     `unknown` are those that no client knows, and `away` the ids of those that do not answer.
     Synchronous and bounded.
     """
     control, events = process.control, process.events
-    routers = [client.router for client in source.clients]
+    routers = [client.router for client in process.clients]
     total = len(unknown) + sum(len(router.instances) for router in routers)
     known = (view for router in routers for view in _views(router, away))
     views = [*islice(chain(unknown, known), INSTANCES_MAX)]

@@ -167,6 +167,6 @@ async def connect(config: Config | None = None) -> AsyncIterator[Caller]:
         open_nursery() as watching,
     ):
         models = ModelManager(env, metrics)
-        await follow_models(watching, runtime, runtime, models)
+        await follow_models(watching, runtime, models)
         yield Caller(runtime, models)
         watching.cancel_scope.cancel()

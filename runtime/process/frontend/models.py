@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import trio
 
 from ...caller.migration import MigrationPolicy, MigrationSeries
 from ...config.config import Config
-from ...http.models.discovery import AWAY_S, ClientSource, watch_models
+from ...http.models.discovery import AWAY_S, watch_models
 from ...http.models.models import ModelManager
 from ..runtime import Runtime
 
 
-async def follow_models(
-    nursery: trio.Nursery, runtime: Runtime, clients: ClientSource[Any], manager: ModelManager
-) -> None:
+async def follow_models(nursery: trio.Nursery, runtime: Runtime, manager: ModelManager) -> None:
     """Keep `manager` equal to the published cards, in `nursery`; returns once they are known."""
     metrics, section = manager.metrics, runtime.config.router
     migration = MigrationPolicy(
@@ -33,4 +30,4 @@ async def follow_models(
     runtime.live.listen(tune)
     # Whoever names the servers wants them back, however long that takes.
     away_s = math.inf if runtime.config.http.upstreams else AWAY_S
-    await nursery.start(watch_models, runtime.control, clients, manager, migration, away_s)
+    await nursery.start(watch_models, runtime.control, runtime, manager, migration, away_s)

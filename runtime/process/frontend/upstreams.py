@@ -12,19 +12,13 @@ import attrs
 import msgspec
 import trio
 
-from ...caller.kv.routing import KvRouting, showing
-from ...caller.router import Router
-from ...caller.upstreams import UpstreamClient
 from ...config.config import Config
-from ...config.router import RouterConfig
 from ...config.worker import endpoint_of_model
 from ...events.load import LoadReport
 from ...nurseries import open_nursery
 from ...planes.upstreams import Upstream
 from ...protocol.discovery.instances import EndpointName, Instance, encode_instance
 from ...protocol.discovery.model_cards import encode_card, model_key
-from ...protocol.discovery.routing import Policy
-from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import ModelCard
 from ...view.overview import AWAY, InstanceView, Overview, overview
 from ..runtime import Runtime
@@ -59,23 +53,12 @@ class _Watched:
 
 
 class DirectUpstreams:
-    """The upstreams of `http.upstreams`; a source of clients for `watch_models`."""
+    """The upstreams of `http.upstreams`: watched, and put where the clients of the process ask."""
 
-    def __init__(self, config: Config, runtime: Runtime, nursery: trio.Nursery) -> None:
-        self._config, self._runtime, self._nursery = config, runtime, nursery
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        self._config, self._runtime = config, runtime
         self._section = config.worker.upstream
         self._watched: dict[str, _Watched] = {}
-        self._models: dict[str, str] = {}
-        """By endpoint."""
-        self._clients: dict[str, tuple[UpstreamClient, trio.CancelScope]] = {}
-        self._routing = config.router
-        """What is in force."""
-        runtime.live.listen(lambda found: self._tune(found.router))
-
-    def _tune(self, section: RouterConfig) -> None:
-        self._routing = section
-        for client, _ in self._clients.values():
-            client.tune(section)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch all of them until cancelled. Raises `ConfigError` for a URL that is none."""
@@ -93,6 +76,7 @@ class DirectUpstreams:
         async with self._runtime.http.open_upstream(url, self._section) as upstream:
             name = hashlib.blake2b(upstream.url.encode(), digest_size=8).hexdigest()
             self._watched[name] = watched = _Watched(upstream, name)
+            self._runtime.data.upstreams[name] = upstream
             # Others than the log know it by its id alone.
             _log.info("the upstream %s is instance %s", upstream.url, name)
             task_status.started()
@@ -118,7 +102,6 @@ class DirectUpstreams:
             if told == watched.offered[model]:
                 continue
             instance = watched.instance(model)
-            self._models[instance.endpoint] = model
             card = ModelCard(
                 name=model,
                 endpoint=instance.endpoint,
@@ -150,7 +133,7 @@ class DirectUpstreams:
                     report = LoadReport(
                         load.running + load.waiting, round(load.kv_used * 1000), 1000
                     )
-                    for client in self.clients:
+                    for client in self._runtime.clients:
                         client.router.take_report(watched.instance_id, report)
             await trio.sleep(self._section.health_interval_s)
 
@@ -169,74 +152,7 @@ class DirectUpstreams:
             for watched in away
             if not watched.offered
         ]
-        return overview(self._runtime, self, unknown, {each.instance_id for each in away})
-
-    # --- a `ClientSource` ---
-
-    @property
-    def clients(self) -> list[UpstreamClient]:
-        """The clients that are open, in the order in which they were asked for."""
-        return [client for client, _ in self._clients.values()]
-
-    async def client(self, endpoint: EndpointName) -> UpstreamClient:
-        """The client of one model's endpoint; the same until it is released."""
-        known = self._clients.get(str(endpoint))
-        if known is None:
-            before = self._routing
-            known = await self._nursery.start(self._open, endpoint)
-            self._clients[str(endpoint)] = known
-            if self._routing is not before:
-                # Changed while it was being opened, when nobody could tell it.
-                known[0].tune(self._routing)
-        return known[0]
-
-    def release(self, client: UpstreamClient) -> None:
-        """Close it: its requests go on."""
-        _, scope = self._clients.pop(str(client.router.endpoint))
-        scope.cancel()
-
-    async def _open(
-        self,
-        endpoint: EndpointName,
-        *,
-        task_status: trio.TaskStatus[tuple[UpstreamClient, trio.CancelScope]],
-    ) -> None:
-        runtime, section = self._runtime, self._routing
-        kv: KvRouting | None = None
-        if self._config.router.policy == "kv":
-            # Nobody tells blocks here, and no other router knows what this one sends.
-            alone = msgspec.structs.replace(section.kv, events=False, sync=False)
-            kv = KvRouting(runtime.events, endpoint, alone, runtime.env.rng, BlockNames())
-        router = Router(
-            runtime.control,
-            endpoint,
-            runtime.env,
-            policy=Policy(section.policy),
-            inhibit_s=section.inhibit_s,
-            errors_max=section.errors_max,
-            silence_grace_s=section.silence_grace_s,
-            stale_grace_s=None,
-            metrics=runtime.metrics,
-            kv=kv,
-            wait_s=section.wait_s,
-        )
-        client = UpstreamClient(
-            router,
-            runtime.env,
-            self._models[str(endpoint)],
-            self._find,
-            attempts_max=section.attempts_max,
-        )
-        with showing(runtime.metrics, str(endpoint), kv):
-            async with open_nursery() as nursery:
-                if kv is not None:
-                    await nursery.start(kv.run)
-                await nursery.start(router.run)
-                task_status.started((client, nursery.cancel_scope))
-
-    def _find(self, instance_id: str) -> Upstream | None:
-        watched = self._watched.get(instance_id)
-        return None if watched is None else watched.upstream
+        return overview(self._runtime, unknown, {each.instance_id for each in away})
 
 
 def _endpoint_of(model: str) -> EndpointName:
@@ -246,9 +162,15 @@ def _endpoint_of(model: str) -> EndpointName:
 
 
 def alone(config: Config) -> Config:
-    """With the planes of this one process: upstreams are found without a cluster."""
+    """With the planes of this one process: upstreams are found without a cluster.
+
+    Nobody tells blocks here, no other router knows what this one sends, and whom discovery deletes
+    has left.
+    """
+    kv = msgspec.structs.replace(config.router.kv, events=False, sync=False)
     return msgspec.structs.replace(
         config,
+        router=msgspec.structs.replace(config.router, kv=kv, stale_grace_s=None),
         control_plane=msgspec.structs.replace(config.control_plane, backend="memory"),
         event_plane=msgspec.structs.replace(config.event_plane, backend="memory"),
     )

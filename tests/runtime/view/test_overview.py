@@ -44,9 +44,9 @@ async def test_it_names_the_instances_their_state_and_our_requests() -> None:
             await client.router.wait_instances()
             async with client.stream(1, int) as stream:
                 await anext(aiter(stream))
-                busy = overview(caller, caller)
+                busy = overview(caller)
             client.router.fail(instance, DisconnectedError("gone"), Context("r"))
-            (inhibited,) = overview(caller, caller).instances
+            (inhibited,) = overview(caller).instances
 
     [told] = busy.instances
     assert list(told.transports) == ["tcp"]
@@ -82,7 +82,7 @@ async def test_it_is_bounded_and_says_what_it_leaves_out(
         for server in (one, other):
             await server.serve(WAIT, wait, request_type=int)
         await client.router.wait_instances(2)
-        seen = overview(caller, caller)
+        seen = overview(caller)
 
     assert (len(seen.instances), seen.instances_left_out) == (1, 1)
 
@@ -97,9 +97,9 @@ class Counting(MemoryControlPlane):
 async def test_planes_that_count_are_told_and_others_are_left_out() -> None:
     transports = OneProcess()
     async with open_process(transports) as process:
-        silent = overview(process, process), describe_planes(process)
+        silent = overview(process), describe_planes(process)
         process.control = Counting(transports.store)
-        seen = overview(process, process), describe_planes(process)
+        seen = overview(process), describe_planes(process)
 
     assert (silent[0].control, silent[0].events, silent[1]) == (None, None, {})
     assert seen[0].control == ControlStatistics(
