@@ -178,7 +178,7 @@ class StreamAttempt(Attempt):
             response=self.registration.connection,
             request=None if self.input is None else self.input.connection,
             deadline_s=context.left_s(),
-            traceparent=self._leg.traceparent or context.traceparent,
+            traceparent=self._leg.traceparent or context.trace.traceparent,
         )
         check_killed(context)
         self._delivery = plane.post(address, envelope, payload, self._take)

@@ -167,7 +167,11 @@ class Client:
             try:
                 with ours.in_time(), ours.cancelled_by_kill():
                     result = await self._call(asked, ours)
-                    return self._decode_result(result, result_type)
+                    try:
+                        return msgspec.msgpack.decode(result, type=result_type)
+                    except UNDECODABLE as error:
+                        said = f"the result does not decode: {error}"
+                        raise RemoteProtocolError(said) from error
                 reason = ours.why_left()
                 raise KilledError(f"the request was killed: {reason}", reason=reason)
             finally:
@@ -235,12 +239,6 @@ class Client:
                 if not error.definite:
                     raise
 
-    def _decode_result(self, result: bytes, result_type: type[T]) -> T:
-        try:
-            return msgspec.msgpack.decode(result, type=result_type)
-        except UNDECODABLE as error:
-            raise RemoteProtocolError(f"the result does not decode: {error}") from error
-
     def _decoder(self, item_type: Any) -> msgspec.msgpack.Decoder[Any]:
         decoder = self._decoders.get(item_type)
         if decoder is None:
@@ -265,15 +263,12 @@ class ResponseStream(Generic[T]):
         timeout_s: float | None,
         deadline: float,
     ) -> None:
+        self.instance: Instance
+        """Who answers, once it is entered."""
         self.cached_blocks: int | None = None
         """Leading blocks of the prompt that it had, as the policy `kv` knew; None under others."""
         self._client, self._asked, self._given = client, asked, context
         self._timeout_s, self._deadline = timeout_s, deadline
-
-    @property
-    def instance(self) -> Instance:
-        """Who answers."""
-        return self._attempt.instance
 
     async def __aenter__(self) -> Self:
         """Try one instance after the other until one has begun to answer."""
@@ -285,7 +280,7 @@ class ResponseStream(Generic[T]):
         try:
             with context.in_time():
                 while True:
-                    instance = await search.choose()
+                    self.instance = instance = await search.choose()
                     add_fields(instance_id=instance.id)
                     try:
                         attempt = client.attempt(instance, context, asked)

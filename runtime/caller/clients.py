@@ -7,7 +7,6 @@ and blocks, so it can be closed without touching the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import attrs
 import trio
@@ -90,7 +89,8 @@ class Clients:
         fails. Cancelled, it leaves nothing that others do not hold.
         """
         slot = self._slots.setdefault(str(endpoint), _Slot())
-        with self._held_on_success(str(endpoint), slot):
+        slot.holders += 1
+        try:
             async with slot.opening:
                 if slot.client is None:
                     before = self._found
@@ -100,14 +100,8 @@ class Clients:
                         # Changed while it was being opened, when nobody could tell it.
                         self._tune(slot.client)
             return slot.client
-
-    @contextmanager
-    def _held_on_success(self, key: str, slot: _Slot) -> Iterator[None]:
-        slot.holders += 1
-        try:
-            yield
         except BaseException:
-            self._let_go(key, slot)
+            self._let_go(str(endpoint), slot)
             raise
 
     def release(self, client: Client) -> None:

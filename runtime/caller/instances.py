@@ -84,7 +84,9 @@ class Instances:
 
     def __iter__(self) -> Iterator[InstanceRecord]:
         """Those that have not left."""
-        return (each for each in self._records.values() if each.presence is not Presence.LEFT)
+        for each in self._records.values():
+            if each.presence is not Presence.LEFT:
+                yield each
 
     def __contains__(self, instance_id: str) -> bool:
         return self.get(instance_id) is not None

@@ -133,7 +133,15 @@ class Monitor:
             while True:
                 asked_at, is_stale = trio.current_time(), record.presence is Presence.STALE
                 timeout_s = _STALE_TIMEOUT_S if is_stale else record.pause_s
-                reply = await probe(self._routes(record), record.instance, self._env, timeout_s)
+                # Those that requests take or that have been connected, and that can carry something
+                # now: no answer says nothing where the port may simply be closed.
+                routes = [
+                    route
+                    for number, route in enumerate(find_routes(self._planes, record.instance))
+                    if route[0].is_usable
+                    and (not number or route[0].transport in record.connected_once)
+                ]
+                reply = await probe(routes, record.instance, self._env, timeout_s)
                 self._instances.take(record, reply, asked_at)
                 if is_stale:
                     await trio.sleep(_STALE_PAUSE_S * self._env.rng.uniform(0.5, 1.5))
@@ -141,16 +149,6 @@ class Monitor:
                     # Probes that wait for as long as the pause leave no moment in which an
                     # instance could live unheard.
                     await trio.sleep_until(asked_at + record.pause_s)
-
-    def _routes(self, record: InstanceRecord) -> list[Route]:
-        """Those that requests take or that have been connected, and that can carry something now."""
-        return [
-            route
-            for number, route in enumerate(find_routes(self._planes, record.instance))
-            if route[0].is_usable
-            # No answer says nothing where the port may simply be closed.
-            and (not number or route[0].transport in record.connected_once)
-        ]
 
 
 async def probe(routes: Collection[Route], instance: Instance, env: Env, timeout_s: float) -> Sign:

@@ -269,7 +269,11 @@ class MigratingAnswer(Sink[Delta]):
             while True:
                 self._is_taken = self._has_brought = False
                 if self._sink.keeps_all and (self._request.body or not self._can_resume):
-                    self._restart()
+                    # What the client does not have is forgotten.
+                    self._sink.restart()
+                    self._token_ids.clear()
+                    self._texts.clear()
+                    self._delivered, self._text_chars, self._opening = 0, 0, b""
                 request = self._resumed()
                 stream = self._client.stream(
                     request,
@@ -320,13 +324,6 @@ class MigratingAnswer(Sink[Delta]):
         # What has begun may have happened.
         definite = error.definite and not (self._delivered_count or self._is_long)
         raise error_from_wire(error.code, text, definite=definite) from error
-
-    def _restart(self) -> None:
-        """Forget what the client does not have."""
-        self._sink.restart()
-        self._token_ids.clear()
-        self._texts.clear()
-        self._delivered, self._text_chars, self._opening = 0, 0, b""
 
     def _resumed(self) -> GenerateRequest:
         if self._opening:

@@ -217,9 +217,11 @@ class Router:
 
     def is_there(self, among: Container[str] | None = None) -> bool:
         """Whether any instance, of `among` if given, can be reached, faulty or not, and stays."""
-        return any(
-            each.is_reached and (among is None or each.instance.id in among) for each in self._known
-        )
+        # A plain loop, because this is once for every request.
+        for each in self._known:
+            if each.is_reached and (among is None or each.instance.id in among):
+                return True
+        return False
 
     def is_busy(self, limits: BusyLimits, among: Container[str] | None = None) -> bool:
         """Whether each that could be chosen has lately reported a load that reaches `limits`.

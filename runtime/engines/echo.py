@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 
@@ -78,8 +78,12 @@ class EchoEngine:
         tokens_max = room if request.max_tokens is None else min(request.max_tokens, room)
         matcher = StopMatcher(request.stop)
         answer = words[:tokens_max]
-        _skip_delivered(request.delivered_ids, answer, matcher)
-        rest = [] if matcher.is_stopped else answer[len(request.delivered_ids) :]
+        delivered = answer[: len(request.delivered_ids)]
+        if [_token_of(word) for word in delivered] != request.delivered_ids:
+            raise RequestError("the answer does not begin with these tokens", param="delivered_ids")
+        for word in delivered:
+            matcher.push(word)
+        rest = [] if matcher.is_stopped else answer[len(delivered) :]
         is_truncated = len(words) > tokens_max and not matcher.is_stopped
         with self._place():
             self._prompt_tokens += prompt_tokens
@@ -143,16 +147,6 @@ async def open_echo_engine(
         context_tokens_max=context_tokens_max,
         running_max=running_max,
     )
-
-
-def _skip_delivered(
-    delivered_ids: Sequence[int], words: Sequence[str], matcher: StopMatcher
-) -> None:
-    skipped = words[: len(delivered_ids)]
-    if [_token_of(word) for word in skipped] != delivered_ids:
-        raise RequestError("the answer does not begin with these tokens", param="delivered_ids")
-    for word in skipped:
-        matcher.push(word)
 
 
 def _token_of(word: str) -> int:

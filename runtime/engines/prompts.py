@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Final
 
 from ..errors import RequestError
-from ..protocol.openai.generate import ChatMessage, GenerateRequest
+from ..protocol.openai.generate import GenerateRequest
 
 Tokenizer = Callable[[GenerateRequest, int], list[int]]
 """From a checked request and the model's longest context, in tokens, to the prompt's tokens, those
@@ -83,7 +83,8 @@ def encode_mocker(request: GenerateRequest, context_tokens_max: int) -> list[int
     if request.messages is None:
         text = (request.prompt or "").encode("utf-8", "replace")
     else:
-        text = b"".join(map(_message_text, request.messages))
+        turns = (f"<{each.role}>{each.content}" for each in request.messages)
+        text = "".join(turns).encode("utf-8", "replace")
     check_prompt_fits(len(text) + 1, context_tokens_max)
     return [START, *text]
 
@@ -92,7 +93,3 @@ def _checked(token_ids: list[int], vocabulary: int) -> list[int]:
     if not all(0 <= token_id < vocabulary for token_id in token_ids):
         raise RequestError(f"every token id must be from 0 to {vocabulary - 1}", param="token_ids")
     return list(token_ids)
-
-
-def _message_text(message: ChatMessage) -> bytes:
-    return f"<{message.role}>{message.content}".encode("utf-8", "replace")

@@ -114,11 +114,8 @@ class SpanTrace(Trace):
         known = encode_traceparent(parent)
         self._prefix, self._suffix = known[:_SPAN_AT], known[_SPAN_AT + _SPAN_DIGITS :]
         self._root_id = 0
-
-    @property
-    def traceparent(self) -> str:
-        """Of the request's span in this process."""
-        return self.parent_of(self._root_id or self.parent.span_id)
+        self.traceparent = self.parent_of(parent.span_id)
+        """Of the request's span in this process, once there is one."""
 
     def parent_of(self, span_id: int) -> str:
         """What travels to whoever works for that span; empty before there is any."""
@@ -133,7 +130,8 @@ class SpanTrace(Trace):
     def _begin(self, name: str, start: float, facts: dict[str, Fact]) -> _SpanLeg:
         leg = _SpanLeg(self._tracing, self, name, start, facts)
         leg.parent_id = self._root_id or self.parent.span_id
-        self._root_id = self._root_id or leg.span_id
+        if not self._root_id:
+            self._root_id, self.traceparent = leg.span_id, leg.traceparent
         self._keep(leg)
         return leg
 
@@ -154,10 +152,7 @@ class _SpanLeg(Leg):
         self._tracing, self._trace = tracing, trace
         self.span_id = tracing.new_span_id()
         self.parent_id = 0
-
-    @property
-    def traceparent(self) -> str:
-        return self._trace.parent_of(self.span_id)
+        self.traceparent = trace.parent_of(self.span_id)
 
     def finish(self, outcome: str = "success", **facts: Fact) -> None:
         if self.end is None:

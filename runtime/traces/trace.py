@@ -26,7 +26,7 @@ GOOD_OUTCOMES: Final = ("success", "adopted")
 class Leg:
     """One part of a request's way. Times are seconds of the process's own clock (`Clock.now`)."""
 
-    __slots__ = ("_now", "end", "facts", "marks", "name", "start")
+    __slots__ = ("_now", "end", "facts", "marks", "name", "start", "traceparent")
 
     def __init__(
         self, now: Callable[[], float], name: str, start: float, facts: dict[str, Fact]
@@ -39,11 +39,8 @@ class Leg:
         self.marks: list[tuple[str, float]] = []
         """What was reached on the way, and when."""
         self.facts = facts
-
-    @property
-    def traceparent(self) -> str:
+        self.traceparent = ""
         """What travels to another process that works for this leg; empty where nobody traces."""
-        return ""
 
     def mark(self, name: str, at: float | None = None) -> None:
         """`name` is reached: now, or when the caller has looked at the clock anyway."""
@@ -85,11 +82,13 @@ def _outcome_of(error: BaseException) -> str:
 class Trace:
     """The legs of one request in this process, in the order in which they began."""
 
-    __slots__ = ("_now", "_traceparent", "legs", "legs_left_out", "request_id")
+    __slots__ = ("_now", "legs", "legs_left_out", "request_id", "traceparent")
 
     def __init__(self, now: Callable[[], float], request_id: str, traceparent: str = "") -> None:
-        self._now, self._traceparent = now, traceparent
+        self._now = now
         self.request_id = request_id
+        self.traceparent = traceparent
+        """W3C trace context of the request here: its caller's, where we do not trace (`spans.py`)."""
         self.legs: list[Leg] = []
         self.legs_left_out = 0
 
@@ -118,11 +117,6 @@ class Trace:
         else:
             self.legs_left_out += 1
 
-    @property
-    def traceparent(self) -> str:
-        """W3C trace context of the request here: its caller's, where we do not trace (`spans.py`)."""
-        return self._traceparent
-
 
 class _NoLeg(Leg):
     """The leg of whoever keeps none."""
@@ -130,7 +124,7 @@ class _NoLeg(Leg):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.marks, self.facts = [], {}
+        self.marks, self.facts, self.traceparent = [], {}, ""
 
     def mark(self, name: str, at: float | None = None) -> None:
         pass
@@ -146,7 +140,7 @@ class _NoTrace(Trace):
     __slots__ = ("_leg",)
 
     def __init__(self) -> None:
-        self._traceparent = self.request_id = ""
+        self.traceparent = self.request_id = ""
         self.legs, self.legs_left_out = [], 0
         self._leg = _NoLeg()
 

@@ -403,7 +403,8 @@ async def open_request(
     except ValueError:
         parts, host, port = urlsplit(""), None, None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    is_sendable = _is_plain(target) and parts.netloc.isprintable()
+    is_plain = target.isascii() and target.isprintable() and " " not in target
+    is_sendable = is_plain and parts.netloc.isprintable()
     if parts.scheme not in PORTS or not host or port == 0 or not is_sendable:
         raise ConfigError(
             f"{cut(url, 200)!r} is no address; write one such as http://127.0.0.1:8787"
@@ -421,10 +422,6 @@ async def open_request(
         yield Reply(response.status, connection, response, begun)
     finally:
         connection.close()
-
-
-def _is_plain(target: str) -> bool:
-    return target.isascii() and target.isprintable() and " " not in target
 
 
 async def fetch(

@@ -90,7 +90,8 @@ class PushedStream:
         self._register()
         try:
             self._advance(begun)
-            while not (self._is_over or self._is_pushed):
+            is_pushed = self._readers is not None and self._connection.plain is not None
+            while not (self._is_over or is_pushed):
                 if self._call.is_paused:
                     await self._room.sleep()
                 else:
@@ -100,10 +101,6 @@ class PushedStream:
             self._unregister()
             # Whoever finds room again later wakes nobody.
             self._call.is_paused = False
-
-    @property
-    def _is_pushed(self) -> bool:
-        return self._readers is not None and self._connection.plain is not None
 
     def _register(self) -> None:
         if self._readers is not None and (plain := self._connection.plain) is not None:

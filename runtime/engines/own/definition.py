@@ -108,7 +108,7 @@ class EngineDefinition:
         else:
             self._refuse_an_answer_that_does_not_yield(arguments)
             value = await stack.enter_async_context(_entering(self.factory(**arguments), loop))
-        if _is_engine(value):
+        if all(hasattr(value, name) for name in ("info", "generate", "statistics")):
             engine: GenerationEngine = value
             return engine
         bridge = None if loop is None else loop.iterate
@@ -199,10 +199,6 @@ def _is_generator(value: Any) -> bool:
     if isinstance(value, partial):
         return _is_generator(value.func)
     return inspect.isasyncgenfunction(value)
-
-
-def _is_engine(value: Any) -> bool:
-    return all(hasattr(value, name) for name in ("info", "generate", "statistics"))
 
 
 def _entering(value: Any, loop: AsyncioLoop | None) -> AbstractAsyncContextManager[Any]:

@@ -59,7 +59,11 @@ class AnswerItems:
             self._check_text(item.text)
         if item.prompt_tokens not in (0, self.prompt_tokens):
             self.prompt_tokens = self._untold = item.prompt_tokens
-        token_ids = self._tokens_of(item)
+        token_ids = item.token_ids
+        if token_ids:
+            self._says_tokens = True
+        elif item.text and not self._says_tokens:
+            token_ids = [_NO_VOCABULARY]
         self.completion_tokens += len(token_ids)
         text = self._matcher.push(item.text)
         return self._delta(item, text, token_ids, self._reason(item))
@@ -78,13 +82,6 @@ class AnswerItems:
         delta = self._delta(Delta(), "", [], FinishReason.STOP)
         assert delta is not None
         return delta
-
-    def _tokens_of(self, item: Delta) -> list[int]:
-        if item.token_ids:
-            self._says_tokens = True
-        elif item.text and not self._says_tokens:
-            return [_NO_VOCABULARY]
-        return item.token_ids
 
     def _reason(self, item: Delta) -> FinishReason | None:
         if self._matcher.is_stopped:

@@ -38,7 +38,10 @@ def load_engine(name: str) -> EngineDefinition:
         try:
             found = getattr(found, part)
         except AttributeError:
-            there = ", ".join(_engines_of(module)) or "none is decorated with @trinamo.engine"
+            engines = (
+                each for each, value in vars(module).items() if isinstance(value, EngineDefinition)
+            )
+            there = ", ".join(engines) or "none is decorated with @trinamo.engine"
             raise ConfigError(
                 f"engine {name}: {where} has no {attribute}; its engines: {there}"
             ) from None
@@ -80,7 +83,3 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(name)
         if name not in sys.path:
             sys.path.append(name)
-
-
-def _engines_of(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if isinstance(value, EngineDefinition)]

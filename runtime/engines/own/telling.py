@@ -19,14 +19,14 @@ def told(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    called = [each for each in frames if not _is_ours(each.filename)]
+    called = [
+        each
+        for each in frames
+        if not each.filename.startswith("<") and Path(each.filename).resolve().parent != _HERE
+    ]
     if not called:
         return text
     # What it calls, asyncio say, has mistakes of its own far less often.
     own = [each for each in called if not each.filename.startswith(_INSTALLED)]
     place = (own or called)[-1]
     return f"{text} ({Path(place.filename).name}:{place.lineno}, in {place.name})"
-
-
-def _is_ours(file_name: str) -> bool:
-    return file_name.startswith("<") or Path(file_name).resolve().parent == _HERE
