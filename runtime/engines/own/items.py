@@ -5,11 +5,14 @@ Synchronous, and knows nothing of time. `serving.py` asks the generator.
 
 from __future__ import annotations
 
-from ...errors import EngineError
+from collections.abc import Callable
+
+from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
 from ..prompts import check_prompt_fits
 from ..text import StopMatcher
 
+_NOT_OURS = "the answer does not begin with these tokens"
 _NO_VOCABULARY = 0
 """The id of a token of which only the text is known."""
 
@@ -25,15 +28,24 @@ def count_words(request: GenerateRequest) -> int:
 class AnswerItems:
     """One answer: what the generator yields goes into `take`, and its end into `finish`."""
 
-    def __init__(self, engine: str, request: GenerateRequest, context_tokens_max: int) -> None:
+    def __init__(
+        self,
+        engine: str,
+        request: GenerateRequest,
+        context_tokens_max: int,
+        count: Callable[[GenerateRequest], int] = count_words,
+    ) -> None:
         self._engine = engine
         self._tokens_max = request.max_tokens
         self._context_tokens_max = context_tokens_max
-        self.prompt_tokens = count_words(request)
+        self.prompt_tokens = count(request)
         check_prompt_fits(self.prompt_tokens, context_tokens_max)
         self._untold = self.prompt_tokens
         """Prompt tokens that no delta has told of yet."""
         self._matcher = StopMatcher(request.stop)
+        self._delivered_count = len(request.delivered_ids)
+        self._to_skip = list(request.delivered_ids)
+        """What the client has, and the generator has not made again yet."""
         self._says_tokens = False
         """Whether the generator counts its tokens itself."""
         self._held_ids: list[int] = []
@@ -59,6 +71,8 @@ class AnswerItems:
             self._check_text(item.text)
         if item.prompt_tokens not in (0, self.prompt_tokens):
             self.prompt_tokens = self._untold = item.prompt_tokens
+        if self._to_skip:
+            return self._skip(item)
         token_ids = item.token_ids
         if token_ids:
             self._says_tokens = True
@@ -67,6 +81,23 @@ class AnswerItems:
         self.completion_tokens += len(token_ids)
         text = self._matcher.push(item.text)
         return self._delta(item, text, token_ids, self._reason(item))
+
+    def _skip(self, item: Delta) -> Delta | None:
+        """The client has this already; the end if a stop string is complete with it."""
+        count = len(item.token_ids)
+        if self._to_skip[:count] != item.token_ids:
+            raise RequestError(_NOT_OURS, param="delivered_ids")
+        del self._to_skip[:count]
+        self._matcher.push(item.text)
+        if not self._matcher.is_stopped:
+            return None
+        self.check_resumed()
+        return self.finish()
+
+    def check_resumed(self) -> None:
+        """Raise `RequestError` if the whole answer is less than what the client has of it."""
+        if self._to_skip:
+            raise RequestError(_NOT_OURS, param="delivered_ids")
 
     def _check_text(self, text: str) -> None:
         try:
@@ -90,7 +121,8 @@ class AnswerItems:
             return item.finish_reason
         room = self._context_tokens_max - self.prompt_tokens
         limit = room if self._tokens_max is None else min(self._tokens_max, room)
-        return FinishReason.LENGTH if self.completion_tokens >= limit else None
+        count = self._delivered_count + self.completion_tokens
+        return FinishReason.LENGTH if count >= limit else None
 
     def _delta(
         self, item: Delta, text: str, token_ids: list[int], reason: FinishReason | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import trio
 
 from ...context import Context
-from ...errors import EngineError, TrinamoError
+from ...errors import EngineError, OverloadedError, TrinamoError
 from ...nurseries import single
 from ...protocol.openai.generate import Delta, GenerateRequest, check_features
 from ..generation import EngineInfo, EngineStatistics
-from .items import AnswerItems
+from .items import AnswerItems, count_words
 from .stalls import Stalls
 from .telling import told
 
@@ -27,15 +28,24 @@ Bridge = Callable[[AsyncGenerator[Any, None], Any], AsyncGenerator[Any, None]]
 class GeneratorEngine:
     """A `GenerationEngine` that asks `answering` for each answer.
 
-    `bridge` brings the items of a generator from another event loop.
+    `bridge` brings the items of a generator from another event loop, `count` says how many tokens a
+    prompt has as long as the generator does not, and more than `running_max` answers at once are
+    refused. An engine that resumes makes its answer again: what was delivered of it is left out.
     """
 
     def __init__(
-        self, info: EngineInfo, answering: Answering, bridge: Bridge | None = None
+        self,
+        info: EngineInfo,
+        answering: Answering,
+        bridge: Bridge | None = None,
+        *,
+        count: Callable[[GenerateRequest], int] = count_words,
+        running_max: float = math.inf,
     ) -> None:
         self.info = info
         self._answering = answering
         self._bridge = bridge
+        self._count, self._running_max = count, running_max
         thread = "trio.to_thread.run_sync" if bridge is None else "asyncio.to_thread"
         self.stalls = Stalls(info.engine, thread)
         """Whoever opens the engine has them watched."""
@@ -68,7 +78,14 @@ class GeneratorEngine:
         Once `context` is stopped the answer ends with the generator's next item, which is dropped.
         """
         check_features(request, self.info.features)
-        answer = AnswerItems(self.info.engine, request, self.info.context_tokens_max)
+        if len(self._running) >= self._running_max:
+            raise OverloadedError(
+                f"{self.info.engine} answers at most {self._running_max} requests at once",
+                bound="running_max",
+                value=self._running_max,
+            )
+        tokens_max = self.info.context_tokens_max
+        answer = AnswerItems(self.info.engine, request, tokens_max, self._count)
         with self._running_answer(answer):
             async with aclosing(self._items(request, context)) as items:
                 async for item in items:
@@ -82,6 +99,8 @@ class GeneratorEngine:
                         yield delta
                     if answer.is_over:
                         return
+            if not context.is_stopped:
+                answer.check_resumed()
             self._cancellations += context.is_stopped
             yield answer.finish()
 

@@ -11,8 +11,7 @@ import trio
 import trio.testing
 
 from trinamo.runtime.context import Context
-from trinamo.runtime.engines import open_echo_engine
-from trinamo.runtime.engines.echo import EchoEngine
+from trinamo.runtime.engines import GenerationEngine, open_echo_engine
 from trinamo.runtime.errors import OverloadedError, RequestError
 from trinamo.runtime.protocol.openai.generate import (
     ChatMessage,
@@ -27,20 +26,20 @@ def request(prompt: str, **fields: Any) -> GenerateRequest:
 
 
 async def collect(
-    engine: EchoEngine, asked: GenerateRequest, context: Context | None = None
+    engine: GenerationEngine, asked: GenerateRequest, context: Context | None = None
 ) -> list[Delta]:
     async with aclosing(engine.generate(asked, context or Context("r"))) as deltas:
         return [delta async for delta in deltas]
 
 
 @pytest.fixture
-async def echo() -> AsyncIterator[EchoEngine]:
+async def echo() -> AsyncIterator[GenerationEngine]:
     async with open_echo_engine() as engine:
         yield engine
 
 
 @pytest.mark.parametrize("prompt", ["one", "one two  three\n", "  one", "   ", "é 😀"])
-async def test_the_answer_is_the_prompt_word_by_word(echo: EchoEngine, prompt: str) -> None:
+async def test_the_answer_is_the_prompt_word_by_word(echo: GenerationEngine, prompt: str) -> None:
     deltas = await collect(echo, request(prompt))
     assert "".join(delta.text for delta in deltas) == prompt
     assert deltas[-1].finish_reason is FinishReason.STOP
@@ -49,7 +48,7 @@ async def test_the_answer_is_the_prompt_word_by_word(echo: EchoEngine, prompt: s
     assert [delta.prompt_tokens for delta in deltas] == [tokens] + [0] * (len(deltas) - 1)
 
 
-async def test_a_chat_is_answered_with_its_last_user_message(echo: EchoEngine) -> None:
+async def test_a_chat_is_answered_with_its_last_user_message(echo: GenerationEngine) -> None:
     messages = [
         ChatMessage("user", "first"),
         ChatMessage("user", "second one"),
@@ -59,13 +58,15 @@ async def test_a_chat_is_answered_with_its_last_user_message(echo: EchoEngine) -
     assert "".join(delta.text for delta in deltas) == "second one"
 
 
-async def test_a_chat_without_a_user_is_answered_with_its_last_message(echo: EchoEngine) -> None:
+async def test_a_chat_without_a_user_is_answered_with_its_last_message(
+    echo: GenerationEngine,
+) -> None:
     messages = [ChatMessage("system", "be brief")]
     deltas = await collect(echo, GenerateRequest(model="echo", messages=messages))
     assert "".join(delta.text for delta in deltas) == "be brief"
 
 
-async def test_max_tokens_cut_the_answer(echo: EchoEngine) -> None:
+async def test_max_tokens_cut_the_answer(echo: GenerationEngine) -> None:
     deltas = await collect(echo, request("a b c", max_tokens=2))
     assert "".join(delta.text for delta in deltas) == "a b"
     assert deltas[-1].finish_reason is FinishReason.LENGTH
@@ -78,12 +79,14 @@ async def test_the_context_cuts_the_answer() -> None:
         assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_as_many_tokens_as_the_prompt_has_are_the_whole_answer(echo: EchoEngine) -> None:
+async def test_as_many_tokens_as_the_prompt_has_are_the_whole_answer(
+    echo: GenerationEngine,
+) -> None:
     deltas = await collect(echo, request("a b", max_tokens=2))
     assert deltas[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_stop_string_ends_the_answer_and_is_not_shown(echo: EchoEngine) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_not_shown(echo: GenerationEngine) -> None:
     deltas = await collect(echo, request("a b c d", stop=["b c"]))
     assert "".join(delta.text for delta in deltas) == "a "
     assert deltas[-1].finish_reason is FinishReason.STOP
@@ -132,7 +135,7 @@ async def test_kill_wakes_it_inside_a_long_prefill(autojump_clock: trio.testing.
         assert (engine.statistics().running, engine.statistics().cancellations) == (0, 1)
 
 
-async def test_token_ids_are_refused_for_lack_of_a_vocabulary(echo: EchoEngine) -> None:
+async def test_token_ids_are_refused_for_lack_of_a_vocabulary(echo: GenerationEngine) -> None:
     with pytest.raises(RequestError, match="no vocabulary"):
         await collect(echo, GenerateRequest(model="echo", token_ids=[1]))
 
