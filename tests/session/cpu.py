@@ -84,7 +84,12 @@ class Costs:
         self._took_s[file] = self._took_s.get(file, 0.0) + report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._rest_s += used_s() - self._seen_s
+        if session.config.pluginmanager.has_plugin("dsession"):
+            # The lanes are children of this process, and say themselves what they used.
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            self._rest_s += usage.ru_utime + usage.ru_stime
+        else:
+            self._rest_s += used_s() - self._seen_s
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output[OURS] = self._rest_s
