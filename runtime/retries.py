@@ -48,26 +48,19 @@ class Retries:
                 task_status.started()
 
         def begun() -> None:
-            self._succeeded()
+            if self.cause:
+                self._logger.info("%s: no longer so", self._what)
+                self.cause = ""
+            self._pause_s = PAUSE_MIN_S
             start()
 
         while True:
             try:
                 return await attempt(begun)
             except TrinamoError as error:
-                self._failed(error)
+                if error.message != self.cause:
+                    self.cause = error.message
+                    self._logger.error("%s: %s; trying on", self._what, self.cause)  # noqa: TRY400 -- the sentence says it all
                 start()
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
             await trio.sleep(pause_s)
-
-    def _failed(self, error: TrinamoError) -> None:
-        cause = error.message
-        if cause != self.cause:
-            self._logger.error("%s: %s; trying on", self._what, cause)
-            self.cause = cause
-
-    def _succeeded(self) -> None:
-        if self.cause:
-            self._logger.info("%s: no longer so", self._what)
-            self.cause = ""
-        self._pause_s = PAUSE_MIN_S

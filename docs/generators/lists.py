@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from trinamo.runtime.process.settings.settings import SETTINGS
+from trinamo.runtime.process.settings import SETTINGS
 from trinamo.runtime.protocol.discovery.routing import Policy
 
 _DOCS: Final = Path(__file__).parents[1]

@@ -16,10 +16,9 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, OverloadedError, UnavailableError
 from trinamo.runtime.events.load import BusyLimits
-from trinamo.runtime.http.admission.admission import Admission
-from trinamo.runtime.http.admission.queue import LOOK_INTERVAL_S, Ticket, Wanted
+from trinamo.runtime.http.admission.admission import LOOK_INTERVAL_S, Admission, Ticket, Wanted
 from trinamo.runtime.http.exchanges import ClientGoneError
-from trinamo.runtime.http.models.models import RemoteEngine
+from trinamo.runtime.http.models.models import RoutedEngine
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.runtime.sinks import Sink
@@ -29,7 +28,7 @@ WATCH_S = 1 / 16
 ticks = st.integers(0, 40).map(lambda tick: tick / 8)
 
 
-class FakeEngine(RemoteEngine):
+class FakeEngine(RoutedEngine):
     """An engine whose workers are busy as long as it is told so."""
 
     def __init__(self) -> None:
@@ -43,7 +42,14 @@ class FakeEngine(RemoteEngine):
             return False
         return True
 
-    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
+    async def forward(
+        self,
+        request: GenerateRequest,
+        context: Context,
+        sink: Sink[Delta],
+        worker: str | None = None,
+        took: Callable[[str, int | None], None] | None = None,
+    ) -> None:
         raise AssertionError("nobody asks")
 
     @property
@@ -51,16 +57,11 @@ class FakeEngine(RemoteEngine):
         return True
 
     @property
-    def refused_cards(self) -> int:
-        return 0
+    def is_there(self) -> bool:
+        return True
 
     def is_busy(self, limits: BusyLimits) -> bool:
         return self.is_told_busy
-
-    def directed(
-        self, instance_id: str | None, tell: Callable[[str, int | None], None]
-    ) -> RemoteEngine:
-        raise AssertionError("nobody asks")
 
 
 class FakeExchange:

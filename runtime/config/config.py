@@ -255,7 +255,21 @@ def load_config(
 
 def config_notices(config: Config, *, moves_blocks: bool = True) -> list[str]:
     """What is valid but not what it seems, in sentences; of backends only where blocks are moved."""
-    found = _transfer_notices(config.data_plane) if moves_blocks else []
+    found = []
+    data = config.data_plane
+    mooncake = bool({"mooncake", "mooncake_tcp"} & {*data.backends})
+    if moves_blocks and "nixl" in data.backends and data.nixl.rdma_interface is None:
+        found.append(
+            "data_plane.nixl.rdma_interface is null: NIXL reaches peers on this host only;"
+            f" others are reached by {data.backends[data.backends.index('nixl') + 1]}"
+        )
+    if moves_blocks and mooncake:
+        found.append(
+            "Mooncake listens on all interfaces without authentication: keep its ports closed to"
+            " others"
+        )
+    if moves_blocks and not data.transfer.enabled and len(data.backends) > 1:
+        found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
     etcd, nats = config.control_plane.etcd, config.event_plane.nats
     if config.router.silence_grace_s <= etcd.lease_ttl_s / 2:
         found.append(
@@ -284,27 +298,6 @@ def config_notices(config: Config, *, moves_blocks: bool = True) -> list[str]:
         found.append(
             f"event_plane.nats.nodes is {nats.nodes}, but there are {len(nats.servers)} servers"
         )
-    return found
-
-
-def _transfer_notices(data: DataPlaneConfig) -> list[str]:
-    found = []
-    nixl, mooncake = (
-        "nixl" in data.backends,
-        bool({"mooncake", "mooncake_tcp"} & {*data.backends}),
-    )
-    if nixl and data.nixl.rdma_interface is None:
-        found.append(
-            "data_plane.nixl.rdma_interface is null: NIXL reaches peers on this host only;"
-            f" others are reached by {data.backends[data.backends.index('nixl') + 1]}"
-        )
-    if mooncake:
-        found.append(
-            "Mooncake listens on all interfaces without authentication: keep its ports closed to"
-            " others"
-        )
-    if not data.transfer.enabled and (nixl or mooncake):
-        found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
     return found
 
 

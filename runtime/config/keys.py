@@ -89,7 +89,13 @@ def need_together(section: str, **values: object) -> None:
 
 def need_consent(section: str, secret: str, addresses: tuple[str, ...]) -> None:
     """Raise `ValueError` if `secret`, the name of a key, would travel in clear beyond this machine."""
-    away = [address for address in addresses if not (_is_encrypted(address) or _is_local(address))]
+    # What stays on this machine: loopback, or a socket of the file system.
+    away = [
+        address
+        for address in addresses
+        if not address.startswith(("https://", "tls://", "wss://", "unix:"))
+        and not is_loopback(_host(address))
+    ]
     if away:
         raise ValueError(
             f"{section}: {secret} would travel in clear to {', '.join(away)}; set tls.enabled: true,"
@@ -113,15 +119,6 @@ def need_addresses(
             is_good = False
         if not is_good:
             raise ValueError(f"{address.rpartition('@')[2]!r} is no {said}")
-
-
-def _is_encrypted(address: str) -> bool:
-    return address.startswith(("https://", "tls://", "wss://"))
-
-
-def _is_local(address: str) -> bool:
-    """Whether the bytes stay on this machine: loopback, or a socket of the file system."""
-    return address.startswith("unix:") or is_loopback(_host(address))
 
 
 def is_name(address: str) -> bool:

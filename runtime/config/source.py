@@ -130,9 +130,11 @@ def _settings(
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         origin = _origin(source, key_node)
-        if not isinstance(key_node, yaml.ScalarNode) or not _is_word(key_node.value):
+        word = key_node.value
+        # Anything else can be no key of ours, and is not to stand in a message.
+        if not isinstance(word, str) or not word.isprintable() or len(word) > 80:
             raise ConfigError(f"{here} ({origin}): a key is one plain word")
-        key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
+        key = f"{prefix}.{word}" if prefix else word
         if key in seen:
             raise ConfigError(f"{key} ({origin}): given twice, first in line {seen[key]}")
         seen[key] = key_node.start_mark.line + 1
@@ -148,11 +150,6 @@ def _origin(source: str, node: yaml.Node) -> str:
     return f"{source}, line {node.start_mark.line + 1}"
 
 
-def _is_word(text: str) -> bool:
-    """Whether it may stand in a message as it is; anything else can be no key of ours."""
-    return text.isprintable() and len(text) <= 80
-
-
 # --- environment and command line ------------------------------------------------------------
 
 
@@ -163,7 +160,7 @@ def read_environ(root: type[Section], environ: Mapping[str, str]) -> dict[str, C
     over (they are recognised by their `…_SERVICE_HOST`), as are `RESERVED_VARIABLES`.
     """
     fields = config_fields(root)
-    names = {_variable(key): key for key in fields}
+    names = {PREFIX + key.replace(".", "__").upper(): key for key in fields}
     links = [
         name.removesuffix("_SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST")
     ]
@@ -191,10 +188,6 @@ def read_overrides(root: type[Section], overrides: Mapping[str, Any]) -> dict[st
             raise _unknown(key, "command line", fields)
         found[key] = ConfigValue(value, "command line", is_text=isinstance(value, str))
     return found
-
-
-def _variable(key: str) -> str:
-    return PREFIX + key.replace(".", "__").upper()
 
 
 # --- checking and building -------------------------------------------------------------------
@@ -234,7 +227,11 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
         if isinstance(value, str):
             value = _from_text(field, value, setting)
         if field.is_mapping and isinstance(value, dict):
-            value = {key: _scalar_text(each) for key, each in value.items()}
+            # A number or a truth value as it would be written.
+            value = {
+                key: str(each).lower() if isinstance(each, (bool, int, float)) else each
+                for key, each in value.items()
+            }
         return msgspec.convert(
             value, type=field.type, strict=not setting.is_text, dec_hook=_decode_secret
         )
@@ -242,9 +239,10 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
         given = f"{setting.value!r:.80}"
         shown = "" if field.is_secret or given in str(exc) else f"; it is {given}"
         said = re.sub(r"`(array|object)( \| null)?`", lambda it: _IN_YAML[it[1]], str(exc))
-        raise ConfigError(
-            f"{field.key} ({setting.origin}): {said}{shown}{_choices(field)}"
-        ) from exc
+        kind = msgspec.json.schema(field.type, schema_hook=lambda _: {"type": "string"})
+        options = ", ".join(map(str, kind.get("enum", ())))
+        choices = f" (one of {options})" if options else ""
+        raise ConfigError(f"{field.key} ({setting.origin}): {said}{shown}{choices}") from exc
 
 
 def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
@@ -253,8 +251,15 @@ def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
         return parse_size(text)
     if not setting.is_text:
         return text
+    if field.is_mapping and text.lstrip().startswith("{"):
+        # A JSON object, where values have commas.
+        return msgspec.json.decode(text, type=dict[str, Any])
     if field.is_mapping:
-        return _read_mapping(text)
+        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        for name, sign, _ in pairs:
+            if not (sign and name.strip()):
+                raise ValueError(f"{name.strip()!r} is no name=value")
+        return {name.strip(): value.strip() for name, _, value in pairs}
     if field.is_list:
         return [part.strip() for part in text.split(",") if part.strip()]
     if field.is_optional and not field.is_secret and text.strip() == "null":
@@ -262,35 +267,10 @@ def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
     return text.strip()
 
 
-def _read_mapping(text: str) -> dict[str, Any]:
-    """`name=value,…`, or a JSON object where values have commas."""
-    if text.lstrip().startswith("{"):
-        found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-        return found
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    wrong = next((name for name, sign, _ in pairs if not (sign and name.strip())), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong.strip()!r} is no name=value")
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _scalar_text(value: Any) -> Any:
-    """A number or a truth value as it would be written; anything else as it is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, (int, float)) else value
-
-
 def _decode_secret(kind: type, value: Any) -> Any:
     if kind is Secret and isinstance(value, str) and value:
         return Secret(value)
     raise ValueError("expected text that is not empty")
-
-
-def _choices(field: Field) -> str:
-    info = msgspec.json.schema(field.type, schema_hook=lambda _: {"type": "string"})
-    options = info.get("enum", ())
-    return f" (one of {', '.join(map(str, options))})" if options else ""
 
 
 def dump(config: Section) -> str:

@@ -2,6 +2,5 @@
 
 Reading order, the way a request goes: `app.py` (routes), `chat.py` (all inference endpoints),
 `admission/` (who gets in), `bodies.py` and `exchanges.py` (body, ids), `models/models.py` (who serves
-which model), `streaming.py` (the answer), `status.py` (errors). `service.py` is it all as one object;
-`status_app.py` is the status port of every process.
+which model), `streaming.py` (the answer), `status.py` (errors). `service.py` is it all as one object.
 """

@@ -1,10 +1,10 @@
-"""The inference endpoints, which share one path: parse, find the engine, answer.
+"""The inference endpoints, which share one path: read, find the engine, wait for a place, answer.
 
 A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`); embeddings
 and responses only such models answer.
 
-What this file does not do: cancellation and the form of the answer (`streaming.py`), routes
-(`app.py`).
+What this file does not do: cancellation and the form of the answer (`streaming.py`), who gets a place
+(`admission/admission.py`), routes (`app.py`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from functools import partial
 from typing import Final
 
 import attrs
+import msgspec
+from typing_extensions import Buffer
 
 from ..config.http import HttpConfig
 from ..context import Context
-from ..engines.generation import Forward, forward_of
 from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import ToolAnswer
+from ..protocol.openai.answers import ChatAnswer, CompletionAnswer, ToolAnswer
+from ..protocol.openai.generate import GenerateRequest, PassedRequest, check_features
+from ..protocol.openai.passing import decode_passed
+from ..protocol.openai.requests import (
+    CONTEXT_TOKENS_MAX,
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode_chat_request,
+    decode_completion_request,
+)
 from ..traces.ring import Traces
 from ..traces.trace import Leg, Trace
-from .admission.admission import Admission
-from .admission.keys import Key
-from .admission.queue import Ticket, Wanted
+from .admission.admission import Admission, Ticket, Wanted
 from .bodies import Body
 from .exchanges import (
     ClientGoneError,
@@ -43,8 +51,7 @@ from .exchanges import (
     respond_error,
 )
 from .metrics import SENT_BACK, RequestRecord
-from .models.models import Engine, ModelKind, ModelManager, RemoteEngine
-from .reading import EndpointKind, Parsed, Read, Reader
+from .models.models import Engine, ModelAwayError, ModelKind, ModelManager, RoutedEngine
 from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import (
@@ -64,19 +71,67 @@ CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client left before it had any; nobody is sent it."""
+_CHOICES_MAX: Final = 128
+"""Of an answer of which only the upstream can tell; OpenAI's own bound."""
 
 log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
-class _Arrived:
-    """A request, from the moment at which its head was read."""
+class EndpointKind:
+    """Where the endpoints differ."""
 
+    kind: ModelKind
+    path: str
+    decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest] | None = None
+    """How a request is understood by engines that are given tokens or text; None: only models that
+    pass requests through answer it."""
+    answer: type[ChatAnswer | CompletionAnswer] | None = None
+    """And how its answer is made."""
+
+
+CHAT: Final = EndpointKind(ModelKind.CHAT, "/v1/chat/completions", decode_chat_request, ChatAnswer)
+COMPLETIONS: Final = EndpointKind(
+    ModelKind.COMPLETIONS, "/v1/completions", decode_completion_request, CompletionAnswer
+)
+EMBEDDINGS: Final = EndpointKind(ModelKind.EMBEDDINGS, "/v1/embeddings")
+RESPONSES: Final = EndpointKind(ModelKind.RESPONSES, "/v1/responses")
+
+
+@attrs.define(eq=False)
+class _Post:
+    """One request, from the moment at which its head was read."""
+
+    exchange: HttpExchange
+    headers: Headers
+    """Of its answer."""
     id: str
     """Inside the cluster."""
-    at: float
+    came_at: float
     trace: Trace
     leg: Leg
+    deadline: float = 0.0
+    """On trio's clock."""
+    tenant: str = ""
+    data: bytearray | None = None
+    """Its body, until it is understood."""
+
+
+@attrs.frozen
+class Parsed:
+    """What is kept of a request; its body is not, as nothing here refers to it."""
+
+    generate: GenerateRequest
+    engine: Engine
+    asked: str
+    """The model's name as the client wrote it, which may be an alias: the answer carries it."""
+    is_streamed: bool
+    wanted: Wanted
+    tokens_max: int
+    """Of the answer, as far as it can be told here."""
+    wants_usage: bool = False
+    is_passed: bool = False
+    """The answer is passed on as it comes."""
 
 
 class Inference:
@@ -93,7 +148,6 @@ class Inference:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
         self._admission, self._config = admission, config
         self._access = AccessLog(manager.env.clock)
-        self._reader = Reader(endpoint, manager)
         self._ids = RequestIds(manager.env.rng, config.request_id_headers)
 
     async def __call__(self, exchange: HttpExchange) -> None:
@@ -113,125 +167,97 @@ class Inference:
             log_fields(request_id=inner_id),
             trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
         ):
-            arrived = _Arrived(inner_id, now, trace, leg)
+            post = _Post(exchange, headers, inner_id, now, trace, leg)
             try:
-                await self._admit(exchange, headers, arrived)
+                await self._admit(post)
             except ClientGoneError:
-                self._refused(exchange, arrived, CLIENT_GONE, "client_disconnect")
+                self._refused(post, CLIENT_GONE, "client_disconnect")
             except TrinamoError as error:
-                refusal = self._explain(inner_id)(error)
+                tells_detail = self._config.engine_error_detail
+                refusal = answer_error(error, request_id=inner_id, tells_detail=tells_detail)
                 if isinstance(error, OverloadedError):
                     self._admission.refused(error)
-                self._refused(exchange, arrived, refusal.status, refusal.code, str(error))
+                self._refused(post, refusal.status, refusal.code, str(error))
                 if self._admission.is_draining:
                     headers.append((b"connection", b"close"))
             # Not while the error is held: its traceback holds the body.
             if refusal is not None:
                 respond_error(exchange, refusal, headers)
 
-    def _check_key(self, exchange: HttpExchange) -> Key | None:
-        keys = self._admission.keys
-        key = None if keys is None else keys.check(exchange.headers)
-        if key is not None:
-            add_fields(key_name=key.name)
-        return key
-
-    def _explain(self, request_id: str) -> Callable[[Exception], ErrorAnswer]:
-        return partial(
-            answer_error, request_id=request_id, tells_detail=self._config.engine_error_detail
+    def _refused(self, post: _Post, status: int, outcome: str, error: str = "") -> None:
+        """Count and tell a request that ended before anybody was asked."""
+        post.data = None
+        self._manager.metrics.refused(self._endpoint.kind, outcome)
+        # Which model was asked for; of other refusals the access line has the sentence.
+        why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
+        post.leg.finish(outcome, **why)
+        self._access.tell(
+            post.exchange.method,
+            post.exchange.path,
+            status,
+            outcome,
+            began_at=post.came_at,
+            is_success=False,
+            error=error,
         )
 
-    def _tell(self, exchange: HttpExchange, arrived: _Arrived, record: RequestRecord) -> None:
-        """Write the request's line, and a line of its own about a fault of ours."""
-        first_token_at, began_at = record.first_token_at, record.started_at
+    async def _admit(self, post: _Post) -> None:
+        """Look at the key, read the body, answer, and tell how it ended."""
+        admission, exchange, config = self._admission, post.exchange, self._config
+        key = None if admission.keys is None else admission.keys.check(exchange.headers)
+        if key is not None:
+            add_fields(key_name=key.name)
+            post.tenant = key.tenant
+        post.deadline = find_deadline(exchange.headers, config.answer_timeout_s)
+        party = post.tenant or party_of(exchange.address)
+        with admission.arriving(post.id, party) as ticket, Body(admission.bodies, party) as body:
+            ticket.sees_workers = key is None or key.is_operator
+            if admission.busy is not None:
+                admission.check_load(self._manager.engines(self._endpoint.kind), party)
+            check_json(exchange.headers)
+            post.data = await exchange.read_body(
+                body, bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s
+            )
+            admission.arrived(ticket)
+            post.leg.mark("body")
+            record = await self._take_turns(post, body, ticket)
+        post.leg.finish(record.outcome, model=record.model)
+        first_token_at = record.first_token_at
         self._access.tell(
             exchange.method,
             exchange.path,
             exchange.status or CLIENT_GONE,
             record.outcome,
-            began_at=arrived.at,
+            began_at=post.came_at,
             is_success=record.outcome == SUCCESS,
             error=record.detail,
             prompt_tokens=record.prompt_tokens,
             output_tokens=record.output_tokens,
-            first_token_s=None if first_token_at is None else first_token_at - began_at,
+            first_token_s=None if first_token_at is None else first_token_at - record.started_at,
         )
         if record.fault is not None:
             log.error("a request failed", exc_info=record.fault)
             forget_frames(record.fault)
 
-    def _refused(
-        self,
-        exchange: HttpExchange,
-        arrived: _Arrived,
-        status: int,
-        outcome: str,
-        error: str = "",
-    ) -> None:
-        """Count and tell a request that ended before anybody was asked."""
-        self._manager.metrics.refused(self._endpoint.kind, outcome)
-        # Which model was asked for; of other refusals the access line has the sentence.
-        why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
-        arrived.leg.finish(outcome, **why)
-        self._access.tell(
-            exchange.method,
-            exchange.path,
-            status,
-            outcome,
-            began_at=arrived.at,
-            is_success=False,
-            error=error,
-        )
-
-    async def _admit(self, exchange: HttpExchange, headers: Headers, arrived: _Arrived) -> None:
-        """Read the body, wait for a place as often as need be, and answer."""
-        admission, key = self._admission, self._check_key(exchange)
-        deadline = find_deadline(exchange.headers, self._config.answer_timeout_s)
-        tenant = "" if key is None else key.tenant
-        party = tenant or party_of(exchange.address)
-        with admission.arriving(arrived.id, party) as ticket, Body(admission.bodies, party) as body:
-            admission.check_load(self._manager.engines(self._endpoint.kind), party)
-            check_json(exchange.headers)
-            limits = self._config.body_bytes_max, self._config.body_timeout_s
-            data = await exchange.read_body(body, bytes_max=limits[0], timeout_s=limits[1])
-            read = Read(data, body, tenant)
-            del data
-            admission.arrived(ticket)
-            arrived.leg.mark("body")
-            ticket.sees_workers = key is None or key.is_operator
-            record = await self._take_turns(read, ticket, exchange, arrived, headers, deadline)
-        arrived.leg.finish(record.outcome, model=record.model)
-        self._tell(exchange, arrived, record)
-
-    async def _take_turns(
-        self,
-        read: Read,
-        ticket: Ticket,
-        exchange: HttpExchange,
-        arrived: _Arrived,
-        headers: Headers,
-        deadline: float,
-    ) -> RequestRecord:
+    async def _take_turns(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
         """Wait for a place as often as need be, and answer."""
         admission, came_at = self._admission, self._manager.metrics.now()
-        parsed = self._reader.understand(read)
+        parsed = self._understand(post, body)
         while True:
             wanted = parsed.wanted if isinstance(parsed, Parsed) else parsed
             context = admission.enter(ticket, wanted)
             if context is None:
-                context = await self._wait(ticket, wanted, exchange, arrived, deadline)
+                context = await self._wait(post, ticket, wanted)
             try:
                 if isinstance(parsed, Wanted):
-                    parsed = self._reader.understand(read)
+                    parsed = self._understand(post, body)
                 elif ticket.until:
                     # It had to wait, and others may serve the model by now.
                     parsed = attrs.evolve(parsed, engine=wanted.find())
                 why = "its model has gone again"
                 if isinstance(parsed, Parsed):
-                    context.limit(deadline)
-                    record = await self._deliver(
-                        parsed, ticket, exchange, arrived, headers, context, came_at
-                    )
+                    context.limit(post.deadline)
+                    record = await self._deliver(post, parsed, ticket, context, came_at)
                     if record.outcome != SENT_BACK:
                         return record
                     why = record.detail
@@ -239,99 +265,149 @@ class Inference:
             finally:
                 admission.leave(context, ticket)
 
-    async def _deliver(
-        self,
-        parsed: Parsed,
-        ticket: Ticket,
-        exchange: HttpExchange,
-        arrived: _Arrived,
-        headers: Headers,
-        context: Context,
-        came_at: float,
-    ) -> RequestRecord:
-        generate, inner_id = parsed.generate, arrived.id
-        with (
-            self._manager.metrics.request(generate.model, self._endpoint.kind, came_at) as record,
-            Body(self._admission.answers) as kept,
-        ):
-            context.trace = arrived.trace
-            bounds = self._config.answer_bytes_max, parsed.tokens_max
-            to = Recipient(exchange, record, headers, kept, *bounds)
-            sink = self._sink(parsed, inner_id, to)
-            forward = self._directed(parsed.engine, ticket, exchange.headers, headers)
-            explain = self._explain(inner_id)
-            may_wait = self._admission.queue.length_max > 0
-            delivery = Delivery(exchange, sink, context, record, self._config, explain, may_wait)
-            await delivery.run(forward, generate)
-        if record.first_token_at is not None:
-            arrived.leg.mark("first_token", record.first_token_at)
-        arrived.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
-        self._manager.env.note("http.answered", id=inner_id, outcome=record.outcome)
-        return record
-
-    async def _wait(
-        self,
-        ticket: Ticket,
-        wanted: Wanted,
-        exchange: HttpExchange,
-        arrived: _Arrived,
-        deadline: float,
-    ) -> Context:
+    async def _wait(self, post: _Post, ticket: Ticket, wanted: Wanted) -> Context:
         """Wait for a place, as `AdmissionQueue.wait` does; how long, the request's line tells."""
         metrics = self._manager.metrics
         began_at = metrics.now()
         try:
-            with arrived.trace.begin("admission", began_at):
-                return await self._admission.queue.wait(ticket, wanted, exchange, deadline)
+            with post.trace.begin("admission", began_at):
+                return await self._admission.queue.wait(
+                    ticket, wanted, post.exchange, post.deadline
+                )
         finally:
             add_fields(waited_s=round(metrics.now() - began_at, 4))
 
-    def _directed(
-        self, engine: Engine, ticket: Ticket, given: Headers, headers: Headers
-    ) -> Forward:
-        """The engine's way to answer, by the worker that the client names in `given`, if it does.
+    # --- what is asked -------------------------------------------------------------------------
 
-        `headers` will say who has answered. Raises `RequestError` if the client names a worker and
-        there is none to choose.
+    def _understand(self, post: _Post, body: Body) -> Parsed | Wanted:
+        """What is asked, and of whom; only of whom, while nobody is there to say what may be.
+
+        Then it is to be read again; else the body is held no more.
         """
-        name = find_header(given, WORKER_HEADER)
-        queue = self._admission.queue
-        if isinstance(engine, RemoteEngine):
-            worker = None if name is None else name.decode("latin-1")
-            if worker is not None and not is_instance_id(worker):
-                raise RequestError(
-                    "X-Trinamo-Worker is no instance id, such as `trinamo status` shows"
-                )
+        data, decode, name = post.data, self._endpoint.decode, ""
+        assert data is not None, "it was understood before"
+        parsed: Parsed | None = None
+        try:
+            if decode is None or self._manager.passes_any:
+                passed = decode_passed(data)
+                name = passed.model or ""
+                parsed = self._pass(data, passed, post.tenant)
+            if parsed is None:
+                assert decode is not None, "no model of ours has this kind"
+                request = decode(data)
+                name = request.model or ""
+                parsed = self._take(request, post.tenant)
+                # The request is held, not its body, which may have been mostly blanks.
+                body.hold(request.content_bytes)
+        except ModelAwayError:
+            return self._wanted(name)
+        post.data = None
+        return parsed
 
-            def tell(instance_id: str, cached_blocks: int | None) -> None:
-                """The answer comes from there; until its first byte is sent, the last one counts."""
-                queue.took(ticket)
-                if ticket.sees_workers:
-                    told = (WORKER_HEADER, CACHED_BLOCKS_HEADER)
-                    headers[:] = [each for each in headers if each[0] not in told]
-                    headers.append((WORKER_HEADER, instance_id.encode()))
-                    if cached_blocks is not None:
-                        headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
+    def _wanted(self, model: str) -> Wanted:
+        kind = self._endpoint.kind
+        return Wanted(model, lambda: self._manager.find(model, kind)[1])
 
-            return engine.directed(worker, tell).forward
-        if name is not None:
-            raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
-        queue.took(ticket)
-        return forward_of(engine)
+    def _take(self, request: ChatCompletionRequest | CompletionRequest, tenant: str) -> Parsed:
+        model, engine = self._manager.find(request.model, self._endpoint.kind)
+        add_fields(model=model)
+        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        generate = request.to_generate(model, context_tokens_max)
+        check_features(generate, self._manager.features(model))
+        return Parsed(
+            msgspec.structs.replace(generate, tenant=tenant) if tenant else generate,
+            engine,
+            request.model or model,
+            is_streamed=request.is_streamed,
+            wanted=self._wanted(model),
+            tokens_max=min(generate.max_tokens or context_tokens_max, context_tokens_max),
+            wants_usage=request.wants_usage,
+        )
+
+    def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
+        """The request with its body as it is, if it is for a model that takes it so."""
+        model, engine = self._manager.find(passed.model, self._endpoint.kind)
+        if not self._manager.passes_through(model):
+            return None
+        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        return Parsed(
+            GenerateRequest(
+                model=model,
+                body=bytes(data),
+                path=self._endpoint.path,
+                passed=passed,
+                tenant=tenant,
+            ),
+            engine,
+            passed.model or model,
+            is_streamed=bool(passed.stream) and self._endpoint.kind is not ModelKind.EMBEDDINGS,
+            wanted=self._wanted(model),
+            tokens_max=context_tokens_max * (passed.choices or _CHOICES_MAX),
+            is_passed=True,
+        )
+
+    # --- the answer ----------------------------------------------------------------------------
+
+    async def _deliver(
+        self, post: _Post, parsed: Parsed, ticket: Ticket, context: Context, came_at: float
+    ) -> RequestRecord:
+        """Let the engine answer: the worker that the client names, if it does.
+
+        The answer's head says who has answered. Raises `RequestError` if the client names a worker
+        and there is none to choose.
+        """
+        generate, engine, exchange = parsed.generate, parsed.engine, post.exchange
+        admission, metrics = self._admission, self._manager.metrics
+        name = find_header(exchange.headers, WORKER_HEADER)
+        worker = None if name is None else name.decode("latin-1")
+        if not isinstance(engine, RoutedEngine):
+            if worker is not None:
+                raise RequestError("X-Trinamo-Worker: this model has no workers to choose from")
+            admission.queue.took(ticket)
+        elif worker is not None and not is_instance_id(worker):
+            raise RequestError("X-Trinamo-Worker is no instance id, such as `trinamo status` shows")
+
+        def took(instance_id: str, cached_blocks: int | None) -> None:
+            """The answer comes from there; until its first byte is sent, the last one counts."""
+            admission.queue.took(ticket)
+            if ticket.sees_workers:
+                told = (WORKER_HEADER, CACHED_BLOCKS_HEADER)
+                post.headers[:] = [each for each in post.headers if each[0] not in told]
+                post.headers.append((WORKER_HEADER, instance_id.encode()))
+                if cached_blocks is not None:
+                    post.headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
+
+        with (
+            metrics.request(generate.model, self._endpoint.kind, came_at) as record,
+            Body(admission.answers) as kept,
+        ):
+            context.trace = post.trace
+            bounds = self._config.answer_bytes_max, parsed.tokens_max
+            sink = self._sink(
+                parsed, post.id, Recipient(exchange, record, post.headers, kept, *bounds)
+            )
+            may_wait = admission.queue.length_max > 0
+            delivery = Delivery(exchange, sink, context, record, self._config, may_wait)
+            await delivery.run(engine, generate, worker, took)
+        if record.first_token_at is not None:
+            post.leg.mark("first_token", record.first_token_at)
+        post.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
+        self._manager.env.note("http.answered", id=post.id, outcome=record.outcome)
+        return record
 
     def _sink(self, parsed: Parsed, inner_id: str, to: Recipient) -> AnswerSink:
-        if parsed.own is not None:
-            made = ToolAnswer if parsed.generate.calls_tools else parsed.own.answer
-            make_form = partial(
-                made,
-                inner_id,
-                parsed.asked,
-                int(self._manager.env.clock.wall()),
-                wants_usage=parsed.wants_usage,
-            )
-            make_sink = EventSink if parsed.is_streamed else BodySink
-            return make_sink(to, make_form)
-        if not parsed.is_streamed:
-            return PassedBody(to)
-        ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
-        return PassedEvents(to, ends_with_done=ends_with_done)
+        if parsed.is_passed:
+            if not parsed.is_streamed:
+                return PassedBody(to)
+            ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
+            return PassedEvents(to, ends_with_done=ends_with_done)
+        answer = ToolAnswer if parsed.generate.calls_tools else self._endpoint.answer
+        assert answer is not None, "no model of ours has this kind"
+        make_form = partial(
+            answer,
+            inner_id,
+            parsed.asked,
+            int(self._manager.env.clock.wall()),
+            wants_usage=parsed.wants_usage,
+        )
+        return (EventSink if parsed.is_streamed else BodySink)(to, make_form)

@@ -1,13 +1,15 @@
 """One HTTP request and its answer, as the edge sees it: the same for every server.
 
-The own server gives one for each request, without a detour; any ASGI server's is made from `scope`,
-`receive` and `send` (`transports/http/asgi.py`). Reading waits, writing does not: what the client does not take yet
+The own server gives one for each request, without a detour (`http1/connection.py` in `transports/http`,
+`carried.py` for HTTP/2); any ASGI server's is made from `scope`,
+`receive` and `send` (`asgi.py`). Reading waits, writing does not: what the client does not take yet
 is kept by its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task,
 which cuts off a client that takes nothing for `http.write_timeout_s`.
 """
 
 from __future__ import annotations
 
+import abc
 import math
 import random
 import re
@@ -17,9 +19,9 @@ from typing import Final, Protocol, TypeAlias
 import trio
 
 from ..env import draw_id
-from ..errors import RequestError
+from ..errors import LocalProtocolError, RequestError
 from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
-from .bodies import Body
+from .bodies import Body, check_length
 from .status import ErrorAnswer, MediaTypeError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -30,6 +32,10 @@ TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
 _TIMEOUT_MAX_S: Final = 86_400.0
 _ID_HEADER: Final = b"x-request-id"
 _SUFFIX_CHARS: Final = 17
+_OF_ONE_HOP: Final = frozenset(
+    (b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"date")
+)
+"""What a server says itself, or what has no place in HTTP/2 (RFC 9113, section 8.2.2)."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:\-]")
 _ID_MASK: Final = (1 << 64) - 1
 _ID_STEP: Final = 0x9E3779B97F4A7C15
@@ -40,28 +46,63 @@ class ClientGoneError(Exception):
     """The client left before its request was read. Nobody is there to be answered."""
 
 
-class HttpExchange(Protocol):
-    """One request and its answer. Used by one task, but for `on_gone`."""
+class Head(Protocol):
+    """The head of a request."""
 
-    @property
-    def method(self) -> bytes:
-        """Such as `POST`."""
-        ...
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: Headers
+    host: bytes | None
+    length: int
+    """The body's, as announced; 0 if it was not."""
+    expects_continue: bool
+    version: str
+    """Such as `1.1`."""
 
-    @property
-    def path(self) -> bytes:
-        """Without the query."""
-        ...
 
-    @property
-    def headers(self) -> Headers:
-        """Of the request, in their order."""
-        ...
+class HttpExchange(abc.ABC):
+    """One request and its answer. Used by one task, but for `on_gone`.
 
-    @property
-    def address(self) -> str:
-        """The client's, or its proxy's; empty if it is not known any more."""
-        ...
+    What framing has in common; a connection knows where a body ends, and how an answer is framed.
+    """
+
+    def __init__(self, head: Head, address: str) -> None:
+        self.head, self.address = head, address
+        """The second is the client's, or its proxy's; empty if it is not known any more."""
+        self.method, self.path, self.headers = head.method, head.path, head.headers
+        """Such as `POST`; without the query; of the request, in their order."""
+        self.is_gone = False
+        """The client has left, or was cut off, before it had the whole answer."""
+        self.is_finished = False
+        """The whole answer was written, if not sent."""
+        self.has_begun = False
+        """The head of the answer was written."""
+        self.is_last = False
+        """The connection ends after this answer."""
+        self.status = 0
+        """The answer's, 0 before there is one."""
+        self._answer_headers: Headers = []
+        self._is_mute = False
+        """The answer has no body."""
+        self._left: int | None = None
+        """Of an announced length, what was not written yet."""
+        self.body = bytearray()
+        """What has arrived of the body, and was not taken yet."""
+        self.is_body_complete = False
+        """All of it has arrived."""
+        self._on_gone: Callable[[], None] | None = None
+        self._changed: trio.Event | None = None
+
+    # --- the request ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _taken(self) -> None:
+        """What has arrived of the body was taken: there is room for more."""
+
+    @abc.abstractmethod
+    def _ask_on(self) -> None:
+        """Tell a client that waits for it to send the body."""
 
     async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
         """The whole body, counted in `body` as it arrives; used once.
@@ -70,7 +111,44 @@ class HttpExchange(Protocol):
         all bodies together are too many (before reading, if the length is announced),
         `BodyTimeoutError` if it is not complete in time, `ClientGoneError`.
         """
-        ...
+        check_length(self.head.length, bytes_max)
+        body.check(self.head.length)
+        data = self._take_body()
+        if not self.is_body_complete:
+            with body.arriving(timeout_s):
+                while not self.is_body_complete:
+                    check_length(len(data) + len(self.body), bytes_max)
+                    body.hold(len(data) + len(self.body))
+                    await self._wait_body()
+                    data += self._take_body()
+        check_length(len(data), bytes_max)
+        body.hold(len(data))
+        return data
+
+    async def receive_body(self) -> bytes:
+        """The next piece, as it arrives; what `is_body_complete` says afterwards, says it of both.
+
+        Raises `ClientGoneError`.
+        """
+        if not (self.body or self.is_body_complete):
+            await self._wait_body()
+        return bytes(self._take_body())
+
+    def _take_body(self) -> bytearray:
+        taken, self.body = self.body, bytearray()
+        self._taken()
+        return taken
+
+    async def _wait_body(self) -> None:
+        if self.head.expects_continue and not self.has_begun:
+            self.head.expects_continue = False
+            self._ask_on()
+        while not (self.body or self.is_body_complete):
+            if self.is_gone:
+                raise ClientGoneError
+            await self._wait_change()
+
+    # --- the client ----------------------------------------------------------------------------
 
     def on_gone(self, listener: Callable[[], None]) -> None:
         """Call `listener`, once, when the client leaves before the answer is complete.
@@ -78,45 +156,118 @@ class HttpExchange(Protocol):
         The last one given is called. By FIN, RST, a cut connection or a write that failed; at once if it has left already. It is
         called by the connection's reader and must not wait.
         """
-        ...
+        if self.is_gone:
+            listener()
+        else:
+            self._on_gone = listener
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client has left, or was cut off, before it had the whole answer."""
-        ...
+    async def wait_over(self) -> None:
+        """Return once the answer is complete, or the client is gone."""
+        while not (self.is_finished or self.is_gone):
+            await self._wait_change()
 
-    @property
-    def status(self) -> int:
-        """The answer's, 0 before there is one."""
-        ...
+    async def _wait_change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    # --- the connection's side -----------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The client is gone."""
+        if self.is_gone:
+            return
+        self.is_gone = True
+        listener, self._on_gone = self._on_gone, None
+        if listener is not None:
+            listener()
+        self._notify()
+
+    def release(self) -> None:
+        """Whoever answers is done, and told nothing more: the two would keep each other alive."""
+        self._on_gone = None
+
+    # --- the answer ----------------------------------------------------------------------------
 
     def start(self, status: int, headers: Headers) -> None:
         """The head of an answer whose length is not known; it goes out with the first `write`."""
-        ...
+        if self.status:
+            raise LocalProtocolError("an answer begins once")
+        self.status, self._answer_headers = status, headers
 
+    @abc.abstractmethod
     def write(self, data: bytes) -> bool:
         """Send a piece of the body; whether there is room for more.
 
         False from `http.backlog_bytes_max` unsent bytes on; `on_room` says when half of them are
         sent. What is written to a client that has gone is dropped, and True.
         """
-        ...
 
-    def on_room(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time there is room again after a `write` that was False."""
-        ...
-
+    @abc.abstractmethod
     def finish(self, data: bytes = b"") -> None:
-        """Send the last piece, and the end of the body."""
-        ...
+        """Send the last piece, and the end of the body.
+
+        Raises `LocalProtocolError` if more or less was written than announced.
+        """
 
     def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole answer, with its length. `content-type` is JSON unless given."""
-        ...
+        if find_header(headers, b"content-type") is None:
+            headers = [(b"content-type", JSON_TYPE), *headers]
+        # A head that was not sent yet is replaced: something failed since.
+        self.status, self._answer_headers = status, headers
+        self.finish(body)
 
+    def check_finished(self) -> None:
+        """Raise `LocalProtocolError` if whoever answers has left before the end."""
+        if not (self.is_finished or self.is_gone):
+            raise LocalProtocolError("an application left before its answer was complete")
+
+    @abc.abstractmethod
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time there is room again after a `write` that was False."""
+
+    @abc.abstractmethod
     async def sent(self) -> None:
         """Return once all that was written is the kernel's, or the client is gone. Safe to cancel."""
-        ...
+
+    @abc.abstractmethod
+    async def wait_room(self) -> None:
+        """Return once there is room for more, or the client is gone."""
+
+    def _open(self, length: int | None) -> tuple[Headers, int | None]:
+        """What the head of an answer of `length` says, unless its headers say one; None: not known."""
+        if not self.status:
+            raise LocalProtocolError("an answer begins with its status")
+        headers: Headers = []
+        for name, value in self._answer_headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                self.is_last |= value.lower() == b"close"
+            elif name not in _OF_ONE_HOP:
+                headers.append((name, value))
+        # RFC 9112, section 6.3. An answer to HEAD says how long that to GET were.
+        self._is_mute = self.method == b"HEAD" or self.status < 200 or self.status in (204, 304)
+        self._left = None if self._is_mute else length
+        return headers, None if self._is_mute and self.method != b"HEAD" else length
+
+    def _check(self, data: bytes, *, is_last: bool = False) -> bytes:
+        """`data`, as far as it belongs to the body; before the last is written, and behind `_open`."""
+        if self.is_finished:
+            raise LocalProtocolError("nothing follows the end of an answer")
+        if self._left is not None:
+            if len(data) > self._left:
+                raise LocalProtocolError("more was written than the announced length")
+            self._left -= len(data)
+            if is_last and self._left:
+                raise LocalProtocolError(f"{self._left} bytes of the announced length are missing")
+        return b"" if self._is_mute else data
 
 
 Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]

@@ -135,19 +135,15 @@ class HttpService:
         )
         queue = self.admission.queue
         queue.length_max, queue.timeout_s = section.queue_max, section.queue_timeout_s
-        self._limit_rate(section)
-        # Whom the new bounds let in need wait no longer.
-        queue.settle()
-
-    def _limit_rate(self, section: HttpConfig) -> None:
         admission, rate_per_s = self.admission, section.rate_per_s
         if rate_per_s is None:
             admission.rate = None
         elif admission.rate is None:
-            clock = self.metrics.clock
-            admission.rate = RateLimit(clock, rate_per_s, section.rate_burst)
+            admission.rate = RateLimit(self.metrics.clock, rate_per_s, section.rate_burst)
         else:
             admission.rate.tune(rate_per_s, section.rate_burst)
+        # Whom the new bounds let in need wait no longer.
+        queue.settle()
 
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""

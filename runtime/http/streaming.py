@@ -20,7 +20,7 @@ import trio
 
 from ..config.http import HttpConfig
 from ..context import Context, Reason
-from ..engines.generation import Forward
+from ..engines.generation import forward_of
 from ..errors import (
     DeadlineError,
     EngineError,
@@ -37,7 +37,8 @@ from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
 from .metrics import SENT_BACK, RequestRecord
-from .status import ErrorAnswer
+from .models.models import Engine, RoutedEngine
+from .status import ErrorAnswer, answer_error
 
 _OVERSHOOT_TOKENS: Final = 4096
 """What a delta may bring behind the last token that was asked for."""
@@ -222,14 +223,20 @@ class Delivery:
     _context: Context
     _record: RequestRecord
     _config: HttpConfig
-    _explain: Callable[[Exception], ErrorAnswer]
     _may_wait: bool = False
     """Whether a request that every worker refuses for want of room is sent back, to wait."""
     _is_made: bool = False
 
-    async def run(self, forward: Forward, request: GenerateRequest) -> None:
-        """Await what an engine's `forward` hands to the sink, then the last byte; used once.
+    async def run(
+        self,
+        engine: Engine,
+        request: GenerateRequest,
+        worker: str | None = None,
+        took: Callable[[str, int | None], None] | None = None,
+    ) -> None:
+        """Await what `engine` hands to the sink, then the last byte; used once.
 
+        `worker` and `took` are for a `RoutedEngine`.
         Does not raise: what goes wrong is told to the client, as far as it is there, and becomes
         the outcome. With the outcome `SENT_BACK` nothing was told. Cancelled from outside, `forward` has unwound before this leaves.
         """
@@ -239,7 +246,10 @@ class Delivery:
         caught: Exception | None = None
         try:
             with scope:
-                await forward(request, self._context, self._sink)
+                if isinstance(engine, RoutedEngine):
+                    await engine.forward(request, self._context, self._sink, worker, took)
+                else:
+                    await forward_of(engine)(request, self._context, self._sink)
             if not (scope.cancelled_caught or self._context.cut_by or exchange.is_gone):
                 self._sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
@@ -261,6 +271,10 @@ class Delivery:
         finally:
             if self._record.fault is None:
                 forget_frames(caught)
+
+    def _explain(self, error: Exception) -> ErrorAnswer:
+        tells_detail = self._config.engine_error_detail
+        return answer_error(error, request_id=self._context.id, tells_detail=tells_detail)
 
     def _client_left(self) -> None:
         self._record.disconnected()

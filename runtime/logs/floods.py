@@ -62,7 +62,13 @@ class FloodGate:
         if record.levelno <= logging.DEBUG:
             return [record]
         now_s = record.created
-        bucket = self._bucket((record.name, record.levelno, str(record.msg)), now_s)
+        kind = record.name, record.levelno, str(record.msg)
+        bucket = self._kinds.get(kind)
+        if bucket is None:
+            bucket = self._kinds[kind] = _Bucket(BURST_LINES, LINES_PER_S, now_s, BURST_LINES)
+            if len(self._kinds) > KINDS_MAX:
+                self._kinds.popitem(last=False)
+        self._kinds.move_to_end(kind)
         cost = TRACEBACK_COST if record.exc_info else 1.0
         if not (bucket.take(now_s, cost) and self._all.take(now_s, cost)):
             bucket.held_back += 1
@@ -77,15 +83,6 @@ class FloodGate:
     def tell_all(self) -> list[logging.LogRecord]:
         """Lines about everything that was held back and not told of."""
         return self._tell(float("inf"))
-
-    def _bucket(self, kind: _Kind, now_s: float) -> _Bucket:
-        bucket = self._kinds.get(kind)
-        if bucket is None:
-            bucket = self._kinds[kind] = _Bucket(BURST_LINES, LINES_PER_S, now_s, BURST_LINES)
-            if len(self._kinds) > KINDS_MAX:
-                self._kinds.popitem(last=False)
-        self._kinds.move_to_end(kind)
-        return bucket
 
     def _tell(self, now_s: float) -> list[logging.LogRecord]:
         self._look_at_s = now_s + TELL_AFTER_S

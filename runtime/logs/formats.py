@@ -102,7 +102,15 @@ class JsonFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The whole record in one line."""
         if isinstance(record, AccessRecord):
-            return one_line(_encode(_access_line(record)).decode(), characters_max=1 << 20)
+            shown = {
+                **current_fields(),
+                **record.fields,
+                "event": record.getMessage(),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "time": _time(record),
+            }
+            return one_line(_encode(shown).decode(), characters_max=1 << 20)
         line: dict[str, Any] = {
             **_fields(record),
             "event": cut(_event(record)),
@@ -117,14 +125,3 @@ class JsonFormat(logging.Formatter):
         # JSON escapes the controls of ASCII and leaves the others as they are.
         text = json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
         return one_line(text, characters_max=1 << 20)
-
-
-def _access_line(record: AccessRecord) -> dict[str, Any]:
-    return {
-        **current_fields(),
-        **record.fields,
-        "event": record.getMessage(),
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "time": _time(record),
-    }

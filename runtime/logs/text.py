@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from ..config.keys import Secret
-
 CHARACTERS_MAX: Final = 4096
 CAUSES_MAX: Final = 4
 """Of one failure; what fails together has mostly failed for one reason."""
@@ -36,11 +34,6 @@ _OF_ASYNCIO: Final = (
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def _escape(found: re.Match[str]) -> str:
-    harmful = found[0]
-    return _SHORT.get(harmful) or f"\\u{ord(harmful):04x}"
-
-
 def one_line(text: object, *, characters_max: int = CHARACTERS_MAX) -> str:
     r"""`text` with control characters as JSON writes them (`\n`, `\u001b`), cut at a bound.
 
@@ -48,7 +41,9 @@ def one_line(text: object, *, characters_max: int = CHARACTERS_MAX) -> str:
     """
     shown = cut(str(text), characters_max)
     # Most lines are harmless, and this is a tenth of a search.
-    return shown if shown.isprintable() else _HARMFUL.sub(_escape, shown)
+    if shown.isprintable():
+        return shown
+    return _HARMFUL.sub(lambda it: _SHORT.get(it[0]) or f"\\u{ord(it[0]):04x}", shown)
 
 
 def cut(text: str, characters_max: int = CHARACTERS_MAX) -> str:
@@ -146,9 +141,10 @@ def mask_text(text: str) -> str:
 
 
 def masked(value: Any, depth: int = 0) -> Any:
-    """`value` for a line: numbers, text, lists and dictionaries, secrets masked, all bounded."""
-    if isinstance(value, Secret):
-        return MASK
+    """`value` for a line: numbers, text, lists and dictionaries, secrets masked, all bounded.
+
+    A `Secret` of the configuration masks itself.
+    """
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if depth < DEPTH_MAX and isinstance(value, Mapping):

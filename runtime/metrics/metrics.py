@@ -6,11 +6,18 @@ a part stand with it: a frontend's in `http/metrics.py`, a worker's in `worker/m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import platform
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Final
 
+import trio
+from prometheus_client.process_collector import ProcessCollector
+
 from ..env import Env
-from .tallies import Counts, Registry, Row
+from ..nurseries import open_nursery
+from .tallies import Counts, Registry
 
 LiveCounts = Callable[[], tuple[int, int, int]]
 """How many instances are live, how many of them inhibited, and how many stale."""
@@ -22,6 +29,8 @@ CANCELLED: Final = "cancelled"
 
 _RENDER_INTERVAL_S: Final = 1.0
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+LAG_INTERVAL_S: Final = 0.1
+_LAG_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LIVE_SETS: Final = {
     "live_instances": "Instances in the live set",
     "inhibited_instances": "Live instances that the router avoids for now",
@@ -30,19 +39,25 @@ _LIVE_SETS: Final = {
 
 
 class Metrics(Registry):
-    """A registry, its exposition, and the live sets; all else its parts declare."""
+    """A registry, its exposition, and the live sets; all else its parts declare.
+
+    It is a registry of prometheus-client, too: others may register their collectors in it.
+    """
 
     def __init__(self, env: Env) -> None:
         super().__init__()
         self.clock = env.clock
         self._rendered = b""
         self._rendered_at: float | None = None
-        self._live_sets = self.readings("", ("endpoint",), _live_rows, gauges=_LIVE_SETS).shown
-
-    @property
-    def registry(self) -> Registry:
-        """Itself, as a registry of prometheus-client: others may register their collectors there."""
-        return self
+        self._live_sets = self.readings(
+            "",
+            ("endpoint",),
+            lambda shown: [
+                ((endpoint,), dict(zip(_LIVE_SETS, counts(), strict=True)))
+                for endpoint, counts in shown.items()
+            ],
+            gauges=_LIVE_SETS,
+        ).shown
 
     def now(self) -> float:
         """The clock the records measure with."""
@@ -70,13 +85,49 @@ class Metrics(Registry):
         return self.get_sample_value(f"trinamo_{name}", labels) or 0.0
 
 
-def _live_rows(shown: Mapping[str, LiveCounts]) -> Iterator[Row]:
-    for endpoint, counts in shown.items():
-        yield (endpoint,), dict(zip(_LIVE_SETS, counts(), strict=True))
-
-
 def entries_refused(metrics: Metrics) -> Counts:
     """What was found in discovery and does not decode, or contradicts its key, by kind of entry."""
     return metrics.counts(
         "discovery_entries_refused", "Entries of discovery that make no sense", "kind"
     )
+
+
+def show_process(metrics: Metrics, role: str) -> None:
+    """Show memory, processor time, descriptors and build; once per process, and not in a simulation.
+
+    The `process_*` series are those that every Prometheus client library shows, read from `/proc` when
+    they are asked for. Of several frontends on one port each has its own page, so each shows its own.
+    """
+    ProcessCollector(registry=metrics)
+    build = metrics.counts(
+        "build_info", "1; what runs here", "version", "python", "role", may_fall=True
+    )
+    build.tally(version("trinamo"), platform.python_version(), role).value = 1
+
+
+@asynccontextmanager
+async def lag_measured(metrics: Metrics) -> AsyncIterator[None]:
+    """Count the event loop's lag in `metrics` while inside, ten times a second.
+
+    That is how long whatever is ready to run waits for what runs.
+
+    For processes whose time is real: a simulated loop is never late.
+    """
+    lags = metrics.histograms(
+        "event_loop_lag_seconds", "How late a timer's task runs", _LAG_BUCKETS_S
+    )
+    lag = lags.tally()
+
+    async def measure() -> None:
+        due = trio.current_time() + LAG_INTERVAL_S
+        while True:
+            await trio.sleep_until(due)
+            now = trio.current_time()
+            lag.observe(now - due)
+            # From now on, not from when it was due: one long lag is one observation.
+            due = now + LAG_INTERVAL_S
+
+    async with open_nursery() as nursery:
+        nursery.start_soon(measure)
+        yield
+        nursery.cancel_scope.cancel()

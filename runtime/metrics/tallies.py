@@ -174,25 +174,17 @@ class Histograms(_Family[Histogram]):
 class Readings:
     """Numbers that others keep, read when the page is asked for: some series of the same labels.
 
-    `gauges` and `counters` have the series' names, behind `prefix`, and texts. `rows` is given
-    `shown`, whatever is to be read by a name of the caller's choice, and yields the numbers.
+    `rows` is given `shown`, whatever is to be read by a name of the caller's choice, and yields the
+    numbers. `series` are their names, the same as on the page, kinds, and texts.
     """
 
     def __init__(
         self,
-        prefix: str,
         labels: Sequence[str],
         rows: Callable[[dict[str, Any]], Iterable[Row]],
-        *,
-        gauges: Mapping[str, str] = _NOTHING,
-        counters: Mapping[str, str] = _NOTHING,
+        series: Sequence[tuple[str, str, str, str]],
     ) -> None:
-        self._labels, self._rows = labels, rows
-        gauge, counter = "gauge", "counter"
-        self._series = [(name, prefix + name, gauge, text) for name, text in gauges.items()]
-        self._series += [
-            (name, f"{prefix}{name}_total", counter, text) for name, text in counters.items()
-        ]
+        self._labels, self._rows, self._series = labels, rows, series
         self.shown: dict[str, Any] = {}
 
     def lines(self) -> Iterator[str]:
@@ -244,12 +236,15 @@ class Registry(CollectorRegistry):
         gauges: Mapping[str, str] = _NOTHING,
         counters: Mapping[str, str] = _NOTHING,
     ) -> Readings:
-        """Numbers that are read when they are asked for: see `Readings`."""
-        name = prefix + next(iter((*gauges, *counters)))
-        return self._declared(
-            name,
-            lambda _: Readings(_PREFIX + prefix, labels, rows, gauges=gauges, counters=counters),
-        )
+        """Numbers that are read when they are asked for: see `Readings`.
+
+        `gauges` and `counters` have the series' names, behind `prefix`, and texts.
+        """
+        series = [(name, f"{_PREFIX}{prefix}{name}", "gauge", gauges[name]) for name in gauges]
+        series += [
+            (name, f"{_PREFIX}{prefix}{name}_total", "counter", counters[name]) for name in counters
+        ]
+        return self._declared(prefix + series[0][0], lambda _: Readings(labels, rows, series))
 
     def _declared(self, name: str, make: Callable[[str], S]) -> S:
         found: Any = self._shown.get(name)

@@ -41,7 +41,7 @@ from ..traces.spans import Tracing
 from ..worker.metrics import WorkerMetrics
 from ..worker.worker import Worker
 from .runtime import Runtime
-from .settings.settings import REQUESTS_MAX, Settings
+from .settings import REQUESTS_MAX, Settings
 from .transports import Transports
 
 _log = logging.getLogger("trinamo.runtime")
@@ -177,7 +177,7 @@ async def _open_transfers(
     if kv is None or not config.data_plane.transfer.enabled:
         yield None
         return
-    counted = TransferMetrics(metrics.registry, env.note)
+    counted = TransferMetrics(metrics, env.note)
     async with (
         transports.open_transfers(config, env) as chain,
         open_engine_transfers(

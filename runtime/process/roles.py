@@ -11,33 +11,42 @@ module in `worker/` or `frontend/`, which does what it needs by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
+import trio
 from msgspec.structs import replace
 
-from ..config.config import Config
+from ..caller.migration import MigrationPolicy, MigrationSeries
+from ..config.config import REVOKE_TIMEOUT_S, Config
 from ..config.keys import url_of
 from ..engines import GenerationEngine
-from ..env import Env
+from ..engines.generation import show_engine
+from ..env import Env, draw_id
+from ..http.app import tasks_routes
 from ..http.metrics import FrontendMetrics
+from ..http.models.discovery import AWAY_S, watch_models
+from ..http.models.models import ModelManager
 from ..http.service import HttpService, check_files
+from ..http.transport import HttpTransport
 from ..nurseries import open_nursery
+from ..protocol.discovery.instances import FrontendEntry, encode_frontend, frontend_key
+from ..traces.ring import Traces
 from ..view.facts import FrontendFacts, frontend_facts
 from ..view.looks import Place
-from ..view.overview import Overview, overview
+from ..view.overview import overview
 from ..view.scraping import ScrapeTargets
 from ..worker.metrics import WorkerMetrics
 from ..worker.reports import keeps_blocks
-from .frontend.dashboard import dashboard_url, open_dashboard
-from .frontend.models import follow_models
-from .frontend.publishing import publish_frontend
+from .frontend.dashboard import dashboard_url, open_dashboard, open_own_dashboard
 from .frontend.upstreams import DirectUpstreams, alone
 from .opening import open_runtime
 from .runtime import Runtime
 from .status import Describes, advertised_status, open_frontend_status, open_worker_status
 from .stopping import StopRequest
+from .tasks import TaskTree
 from .transports import Transports
 from .worker.disaggregated import check_role, choose_role
 from .worker.models import movable_kv, offer_models
@@ -164,7 +173,17 @@ async def serve_frontend(
     ):
         upstreams = DirectUpstreams(config, runtime) if is_alone else None
         look = partial(overview, runtime) if upstreams is None else upstreams.overview
-        service = _http_service(runtime, metrics, look)
+        settings = runtime.live.values
+        service = HttpService(
+            config.http,
+            env,
+            metrics,
+            runtime.http,
+            lambda: replace(look(), settings=settings()),
+            runtime.traces,
+            ScrapeTargets(runtime.control, env.clock),
+        )
+        runtime.live.listen(lambda found: service.tune(found.http))
         opened(runtime, service)
         async with open_nursery() as serving:
             with stop.starting():
@@ -187,7 +206,7 @@ async def serve_frontend(
                 if dashboard is not None:
                     dashboard.serves_at(url, status)
                 if status:
-                    watching.start_soon(publish_frontend, runtime, url, status)
+                    watching.start_soon(_publish_frontend, runtime, url, status)
                 page = dashboard_url(config.http, url, status or status_url)
                 address = runtime.data.home_address
                 ready(FrontendReady(url, status or status_url, page, address))
@@ -198,18 +217,86 @@ async def serve_frontend(
     env.note("frontend.left")
 
 
-def _http_service(
-    runtime: Runtime, metrics: FrontendMetrics, look: Callable[[], Overview]
-) -> HttpService:
-    settings = runtime.live.values
-    service = HttpService(
-        runtime.config.http,
-        runtime.env,
-        metrics,
-        runtime.http,
-        lambda: replace(look(), settings=settings()),
-        runtime.traces,
-        ScrapeTargets(runtime.control, runtime.env.clock),
+async def _publish_frontend(runtime: Runtime, url: str, status: str) -> None:
+    """Keep the entry while this runs: others ask for its status at `status`.
+
+    It is gone at once when this is cancelled, if the store answers.
+
+    A store that is away, or does not let us write, is tried again: nobody waits for the entry.
+    """
+    frontend_id = draw_id(runtime.env.rng)
+    url = runtime.data.advertised_url(url) or url
+    entry = encode_frontend(FrontendEntry(id=frontend_id, url=url, status=status))
+    try:
+        async with open_nursery() as nursery:
+            nursery.start_soon(runtime.registrar.run)
+            await runtime.registrar.register(frontend_key(frontend_id), lambda _: entry)
+            await trio.sleep_forever()
+    finally:
+        with trio.move_on_after(REVOKE_TIMEOUT_S, shield=True):
+            await runtime.registrar.revoke()
+
+
+async def follow_models(nursery: trio.Nursery, runtime: Runtime, manager: ModelManager) -> None:
+    """Keep `manager` equal to the published cards, in `nursery`; returns once they are known."""
+    metrics, section = manager.metrics, runtime.config.router
+    migration = MigrationPolicy(
+        series=MigrationSeries(metrics.now, metrics),
+        migrations_max=section.migrations_max,
+        tokens_max=section.migration_tokens_max,
     )
-    runtime.live.listen(lambda found: service.tune(found.http))
-    return service
+
+    def tune(found: Config) -> None:
+        """Requests that come from now on are replayed by the settings that are in force."""
+        migration.migrations_max = found.router.migrations_max
+        migration.tokens_max = found.router.migration_tokens_max
+
+    runtime.live.listen(tune)
+    # Whoever names the servers wants them back, however long that takes.
+    away_s = math.inf if runtime.config.http.upstreams else AWAY_S
+    await nursery.start(watch_models, runtime.control, runtime, manager, migration, away_s)
+
+
+# --- engines and HTTP in one process ---
+
+
+async def serve_engines(
+    config: Config,
+    env: Env,
+    engines: Sequence[GenerationEngine],
+    stop: StopRequest,
+    *,
+    http: HttpTransport,
+    ready: Callable[[FrontendReady], object],
+    metrics: FrontendMetrics,
+) -> None:
+    """Serve HTTP for the models of `engines`, which stay the caller's, until `stop`; then drain.
+
+    With a dashboard, and nothing else: no etcd, no NATS, no worker. For an engine on one machine, and for
+    trying one. What a request does here it does in a cluster, but for the way from the frontend to the worker.
+
+    `ready` is called once HTTP is answered. Raises `ConfigError` if it cannot listen, and
+    `ModelAlreadyExistsError` if two engines have one model.
+    """
+    traces = Traces(env.clock, config.traces.requests_max, role="frontend")
+    service = HttpService(config.http, env, metrics, http, traces=traces)
+    for engine in engines:
+        show_engine(metrics, engine.info.model, engine)
+        card = engine.info.card("", created=int(env.clock.wall()))
+        service.model_manager().add_model(card, engine)
+    async with open_nursery() as watching:
+        dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)
+        tree = TaskTree(env.clock)
+        service.add(
+            {}, tasks_routes(tree.view, config.http.host, service.admission.keys, http.fetch)
+        )
+        async with open_nursery() as serving:
+            with stop.starting():
+                port = await service.spawn(serving)
+                url = url_of(config.http.host, port, config.http.scheme)
+                if dashboard is not None:
+                    dashboard.serves_at(url)
+                ready(FrontendReady(url, "", dashboard_url(config.http, url, "")))
+            await stop.wait()
+            service.stop()
+        watching.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""`Runtime`: what a process can do once it is open, and the steps in which it ends.
+"""`Runtime`: what a process can do once it is open, and the steps in which it ends, each with its deadline.
 
 `opening.py` opens the planes and makes one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..caller.clients import Clients
 from ..config.config import KILL_TIMEOUT_S, LEAVE_TIMEOUT_S, REVOKE_TIMEOUT_S, Config
 from ..engines.generation import GenerationEngine
 from ..env import Env
-from ..errors import UnavailableError
+from ..errors import TrinamoError, UnavailableError
 from ..http.transport import HttpTransport
 from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
@@ -36,9 +36,7 @@ from ..worker.endpoint import Endpoint, InputHandler, PushHandler, StreamHandler
 from ..worker.reports import Reports, check_waiting_tokens, keeps_blocks
 from ..worker.worker import Worker
 from .entries import OwnEntries
-from .settings.live import LiveConfig
-from .settings.settings import Settings
-from .shutdown import Step, run_steps
+from .settings import LiveConfig, Settings
 
 _log = logging.getLogger("trinamo.runtime")
 
@@ -338,3 +336,33 @@ class Runtime:
             for drain in self._drains:
                 nursery.start_soon(drain)
             await self._serving_worker().wait_idle()
+
+
+@attrs.frozen
+class Step:
+    """What is done within `timeout_s`, or given up."""
+
+    name: str
+    timeout_s: float
+    do: Callable[[], Awaitable[None]]
+
+
+async def run_steps(steps: Iterable[Step]) -> None:
+    """Do one after the other; what stands between them in a generator happens between them.
+
+    A step that fails or takes too long is told in the log, and does not stop the ones that follow.
+    Cancelled, it leaves the rest undone.
+    """
+    for step in steps:
+        started_at = trio.current_time()
+        try:
+            with trio.fail_after(step.timeout_s):
+                await step.do()
+        except trio.TooSlowError:
+            _log.warning("shutdown: %s did not finish within %g s", step.name, step.timeout_s)
+        except TrinamoError as error:
+            _log.warning("shutdown: %s failed: %s", step.name, error)
+        except Exception:  # noqa: BLE001 -- a bug in one step must not keep the lease from being revoked
+            _log.exception("shutdown: %s failed", step.name)
+        else:
+            _log.info("shutdown: %s took %.3f s", step.name, trio.current_time() - started_at)

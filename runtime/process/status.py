@@ -14,8 +14,8 @@ from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
 from ..errors import ConfigError
 from ..http.admission.keys import ApiKeys
+from ..http.app import Health, build_status_app, operator_routes, tasks_routes
 from ..http.service import HttpService
-from ..http.status_app import Health, build_status_app, operator_routes, tasks_routes
 from ..view.dashboard import Dashboard
 from ..view.facts import FrontendFacts, worker_facts
 from ..view.overview import describe_planes

@@ -111,7 +111,11 @@ class TaskTree:
 
     def _task(self, task: trio.lowlevel.Task, now: float) -> tuple[TaskView, Any]:
         """It, and what equal tasks have equal."""
-        view = TaskView(name=_name(task), since_s=self._since(task, now))
+        # Of a name that trio made of an object's `repr`, which may tell of requests, the function's.
+        is_told = _NAME.fullmatch(task.name)
+        name = str(task.name if is_told else getattr(task.coro, "__qualname__", "?"))
+        _, at = self._steps.get(task._counter, (0, now))  # noqa: SLF001
+        view = TaskView(name=name.removeprefix("trinamo.")[:160], since_s=round(now - at, 3))
         _place(task, view)
         keys = []
         for nursery in task.child_nurseries:
@@ -130,16 +134,6 @@ class TaskTree:
             view.nurseries.append(below)
             keys.append((below.is_cancelled, *((key, each.count) for key, each in groups.items())))
         return view, (view.name, view.place, view.waits_in, *keys)
-
-    def _since(self, task: trio.lowlevel.Task, now: float) -> float:
-        _, at = self._steps.get(task._counter, (0, now))  # noqa: SLF001
-        return round(now - at, 3)
-
-
-def _name(task: trio.lowlevel.Task) -> str:
-    """Its name; that of its function where trio made one of an object's `repr`, which may tell of requests."""
-    name = task.name if _NAME.fullmatch(task.name) else getattr(task.coro, "__qualname__", "?")
-    return str(name).removeprefix("trinamo.")[:160]
 
 
 def _place(task: trio.lowlevel.Task, view: TaskView) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from ..env import Clock
 from ..protocol.traceparent import decode_traceparent
 from .spans import Tracing
-from .trace import NO_TRACE, Fact, Leg, Trace
+from .trace import NO_TRACE, Fact, Trace
 
 FOUND_MAX: Final = 16
 """Traces told for one id. A client may give many of its requests the same."""
@@ -120,13 +120,27 @@ class Traces:
         offset = self.offset_s
         root = root_of(request_id)
         kept = chain(self._set_aside, self._ring)
-        fitting = [each for each in kept if _is_of(each.request_id, root) or _has_job(each, root)]
+        fitting = [
+            each
+            for each in kept
+            if (each.request_id.startswith(root) and _INNER.match(each.request_id, len(root)))
+            or any(leg.facts.get("job") == root for leg in each.legs)
+        ]
         return ProcessView(
             process=self._process,
             traces=[
                 TraceView(
                     request_id=each.request_id,
-                    legs=[_leg_view(leg, offset) for leg in each.legs],
+                    legs=[
+                        LegView(
+                            name=leg.name,
+                            start=leg.start + offset,
+                            end=None if leg.end is None else leg.end + offset,
+                            marks=[(name, at + offset) for name, at in leg.marks],
+                            facts=leg.facts,
+                        )
+                        for leg in each.legs
+                    ],
                     legs_left_out=each.legs_left_out,
                 )
                 for each in fitting[-FOUND_MAX:]
@@ -140,27 +154,9 @@ class Traces:
         return RecentView(request_ids=list(ids)[:RECENT_MAX])
 
 
-def _leg_view(leg: Leg, offset: float) -> LegView:
-    return LegView(
-        name=leg.name,
-        start=leg.start + offset,
-        end=None if leg.end is None else leg.end + offset,
-        marks=[(name, at + offset) for name, at in leg.marks],
-        facts=leg.facts,
-    )
-
-
 def root_of(request_id: str) -> str:
     """The id of a request, of an id that one of its attempts may have."""
     return _ATTEMPTS.sub("", request_id[:ID_CHARACTERS_MAX])
-
-
-def _has_job(trace: Trace, job_id: str) -> bool:
-    return any(leg.facts.get("job") == job_id for leg in trace.legs)
-
-
-def _is_of(known: str, root: str) -> bool:
-    return known.startswith(root) and _INNER.match(known, len(root)) is not None
 
 
 SHOWN_MAX: Final = 64

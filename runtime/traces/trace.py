@@ -59,7 +59,12 @@ class Leg:
 
     def leave(self, error: BaseException | None) -> None:
         """It is over: with its whole result, or with `error`."""
-        self.finish("success" if error is None else _outcome_of(error))
+        if error is None:
+            self.finish()
+        elif isinstance(error, trio.Cancelled):
+            self.finish("cancelled")
+        else:
+            self.finish(error.code if isinstance(error, TrinamoError) else TrinamoError.code)
 
     def __enter__(self) -> Self:
         return self
@@ -71,12 +76,6 @@ class Leg:
         traceback: TracebackType | None,
     ) -> None:
         self.leave(exc)
-
-
-def _outcome_of(error: BaseException) -> str:
-    if isinstance(error, trio.Cancelled):
-        return "cancelled"
-    return error.code if isinstance(error, TrinamoError) else TrinamoError.code
 
 
 class Trace:

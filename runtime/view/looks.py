@@ -68,19 +68,16 @@ class Gatherer:
             self._fetch, timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX, wants_requests=True
         )
         servers, last = self._config.event_plane.nats.servers, self._last
-        listing = await self._read()
-        return await survey_around(listing, neighbours, asking, servers=servers, last=last)
-
-    async def _read(self) -> Listing | str:
-        """What discovery says, or why it says nothing."""
+        endpoints = self._config.control_plane.etcd.endpoints
+        listing: Listing | str = why_away(DeadlineError("too slow"), endpoints)
         try:
             with trio.move_on_after(ETCD_TIMEOUT_S):
                 # Kept as it is read: a look adds to what it shows.
                 self._last = await read_listing(self._control)
-                return self._last.copy()
-            raise DeadlineError("too slow")
+                listing = self._last.copy()
         except TrinamoError as error:
-            return why_away(error, self._config.control_plane.etcd.endpoints)
+            listing = why_away(error, endpoints)
+        return await survey_around(listing, neighbours, asking, servers=servers, last=last)
 
 
 async def look_at_engines(

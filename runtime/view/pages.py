@@ -9,7 +9,6 @@ let go, and asks again by itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +58,14 @@ _STREAM_HEADERS: Final[Headers] = [
 
 def file_routes(prefix: str) -> list[Route]:
     """`prefix` for the page, `prefix/NAME` for what it loads; blocks on the disk, so call it early."""
-    routes = [Route("/", partial(_to_page, prefix))]
+
+    async def to_page(request: Request) -> Response:
+        """A browser that is given no path means the page; a program has mistaken the address."""
+        if "text/html" not in request.headers.get("accept", ""):
+            raise PathNotFoundError("there is nothing at /")
+        return RedirectResponse(prefix)
+
+    routes = [Route("/", to_page)]
     for path in sorted(_FOLDER.iterdir()):
         if path.suffix in _TYPES:
             is_page = path.name == "index.html"
@@ -73,13 +79,6 @@ def _answer(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Respo
         return Response(data, media_type=media_type, headers=HEADERS)
 
     return answer
-
-
-async def _to_page(prefix: str, request: Request) -> Response:
-    """A browser that is given no path means the page; a program has mistaken the address."""
-    if "text/html" not in request.headers.get("accept", ""):
-        raise PathNotFoundError("there is nothing at /")
-    return RedirectResponse(prefix)
 
 
 class _Tab:

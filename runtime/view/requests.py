@@ -16,7 +16,7 @@ from ..http.status import UnauthorizedError
 from ..http.transport import Fetch
 from ..nurseries import open_nursery
 from ..protocol.undecodable import UNDECODABLE
-from ..traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, root_of
+from ..traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, TraceView, root_of
 
 ASK_TIMEOUT_S: Final = 1.5
 ASKED_AT_ONCE_MAX: Final = 32
@@ -91,21 +91,28 @@ async def _ask(fetch: Fetch, url: str, kind: type[T], key: str) -> T:
     raise RemoteProtocolError(f"it answers with {status} at {urlsplit(url).path}")
 
 
+def legs_by_request(traces: Iterable[tuple[str, TraceView]]) -> list[tuple[str, list[LegRow]]]:
+    """What processes, by name, have kept: the legs of each request as they began, the newest last.
+
+    A client may have given several requests the same id: inside the cluster theirs differ.
+    """
+    found: dict[str, list[LegRow]] = {}
+    for name, trace in traces:
+        if trace.legs:
+            rows = [LegRow(process=name, leg=leg) for leg in trace.legs]
+            found.setdefault(root_of(trace.request_id), []).extend(rows)
+    for rows in found.values():
+        rows.sort(key=lambda row: row.leg.start)
+    return sorted(found.items(), key=lambda each: each[1][0].leg.start)
+
+
 def legs_view(
     request_id: str, found: Iterable[tuple[str, ProcessView]], away: list[str], now: float
 ) -> LegsView:
-    """The legs of the newest request that fits the id: a client may have given it to several."""
+    """The legs of the newest request that fits the id."""
     told = list(found)
-    requests: dict[str, list[LegRow]] = {}
-    for name, view in told:
-        for trace in view.traces:
-            rows = [LegRow(process=name, leg=leg) for leg in trace.legs]
-            requests.setdefault(root_of(trace.request_id), []).extend(rows)
-    began = {
-        root: min((row.leg.start for row in rows), default=0.0) for root, rows in requests.items()
-    }
-    newest = max(began, key=began.__getitem__, default="")
-    legs = sorted(requests.get(newest, []), key=lambda row: row.leg.start)
+    requests = legs_by_request((name, trace) for name, view in told for trace in view.traces)
+    newest, legs = requests[-1] if requests else ("", [])
     return LegsView(
         request_id=newest or request_id[:ID_CHARACTERS_MAX],
         legs=legs[:LEGS_MAX],

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from trinamo.runtime.caller.search import Search
-from trinamo.runtime.http.admission.queue import AdmissionQueue
+from trinamo.runtime.http.admission.admission import AdmissionQueue
 from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.http.streaming import Delivery
 from trinamo.runtime.metrics.metrics import SUCCESS

@@ -14,10 +14,10 @@ import typer.main
 from rich.text import Text
 
 from trinamo.cli.children.readiness import parse_line
+from trinamo.cli.completion import complete_engine
 from trinamo.cli.main import app
 from trinamo.cli.options import Sources, gather
 from trinamo.cli.serve import engine as engine_module
-from trinamo.cli.shell.engine_names import complete_engine
 from trinamo.cli.up import plan as plan_module
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import load_config

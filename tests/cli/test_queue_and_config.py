@@ -18,7 +18,7 @@ from tests.cli.places import COMMAND, Place
 from tests.servers import SessionEtcd, SessionNats
 from tests.transports.nats.brokers import private_server
 from trinamo.runtime.planes import QueueLimits, Settlement
-from trinamo.runtime.process.settings.settings import SETTINGS
+from trinamo.runtime.process.settings import SETTINGS
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 

@@ -54,7 +54,7 @@ FOR_HTTP = tuple(
 # The first line that matches a module is its rule.
 LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
-    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette", "prometheus_client")),
+    Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette")),
     Layer("runtime.view*", ("runtime*",), (*EVERYWHERE, "starlette")),
     Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2", "llguidance")),

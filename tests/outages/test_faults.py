@@ -22,7 +22,7 @@ from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
-from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
+from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.view.survey import Survey
 from trinamo.transports.etcd import open_etcd
 

@@ -18,7 +18,7 @@ from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
-from trinamo.runtime.metrics.process import show_process
+from trinamo.runtime.metrics.metrics import show_process
 from trinamo.runtime.process.roles import (
     FrontendReady,
     WorkerReady,

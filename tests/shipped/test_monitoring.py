@@ -22,7 +22,7 @@ from tests.sources import ROOT
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.transports.http.tls.certificates import CertificateSeries
+from trinamo.transports.http.certificates import CertificateSeries
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"
@@ -113,7 +113,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
                 found.pages[address] = answer.read().decode()
     metrics = Metrics(RealEnv())
     CertificateSeries(metrics)
-    for page in (*found.pages.values(), metrics.registry.page().decode()):
+    for page in (*found.pages.values(), metrics.page().decode()):
         found.read(page)
     return found
 

@@ -18,8 +18,8 @@ from trinamo.runtime.errors import DeadlineError, KilledError
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.process.frontend.models import follow_models
 from trinamo.runtime.process.opening import open_runtime
+from trinamo.runtime.process.roles import follow_models
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, GenerateRequest

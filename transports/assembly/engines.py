@@ -17,9 +17,8 @@ from trinamo.runtime.engines.own.definition import EngineDefinition, defined
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.logs.setup import setup_log
-from trinamo.runtime.metrics.process import lag_measured, show_process
-from trinamo.runtime.process.one_process import serve_engines
-from trinamo.runtime.process.roles import FrontendReady
+from trinamo.runtime.metrics.metrics import lag_measured, show_process
+from trinamo.runtime.process.roles import FrontendReady, serve_engines
 from trinamo.runtime.process.stopping import StopRequest
 
 from .http import Http

@@ -32,7 +32,7 @@ class Http:
         return Server(app, config, metrics=metrics, rng=rng, handlers=handlers)
 
     def check_files(self, config: HttpConfig) -> None:
-        from trinamo.transports.http.tls.certificates import Certificates
+        from trinamo.transports.http.certificates import Certificates
 
         if config.tls.certificate_file is not None:
             Certificates(config.tls)

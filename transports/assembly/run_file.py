@@ -62,7 +62,7 @@ class RunFile:
     config_file: str = ""
     preset: str = ""
     settings: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    """What a process needs to belong to the cluster, by key: `serve/joining.py`. Secrets are in it."""
+    """What a process needs to belong to the cluster, by key: `cli/up/cluster.py`. Secrets are in it."""
     processes: tuple[ProcessEntry, ...] = ()
     directories: tuple[str, ...] = ()
     """Temporary folders of the embedded servers."""

@@ -9,12 +9,11 @@ from urllib.parse import unquote
 
 import trio
 
-from trinamo.runtime.http.exchanges import ClientGoneError, Headers
+from trinamo.runtime.http.exchanges import ClientGoneError, Headers, HttpExchange
 from trinamo.runtime.http.transport import Receive, Scope, Send
 from trinamo.runtime.nurseries import open_nursery
 
 from .carried import CarriedExchange, CarriedHead
-from .exchange import Exchange
 from .refusals import Dates
 
 SENDS_PER_CHECKPOINT: Final = 16
@@ -31,7 +30,7 @@ class AsgiCall:
     `http.disconnect` also when the answer is complete.
     """
 
-    def __init__(self, exchange: Exchange, scheme: str, socket: trio.socket.SocketType) -> None:
+    def __init__(self, exchange: HttpExchange, scheme: str, socket: trio.socket.SocketType) -> None:
         head = exchange.head
         path = head.path.decode("ascii")
         self.scope: MutableMapping[str, Any] = {
@@ -100,7 +99,7 @@ def _address(ask: Callable[[], tuple[str, int]]) -> tuple[str, int] | None:
 
 
 async def answer_over_asgi(
-    answer: Callable[[Exchange], Awaitable[None]],
+    answer: Callable[[HttpExchange], Awaitable[None]],
     call: tuple[Scope, Receive, Send],
     dates: Dates,
     *,
@@ -172,7 +171,7 @@ class _AsgiCarrier:
             exchange.put(data, len(data))
             if not message.get("more_body", False):
                 exchange.end_input()
-            while exchange.body_bytes >= READ_AHEAD_BYTES_MAX:
+            while len(exchange.body) >= READ_AHEAD_BYTES_MAX:
                 await self._changed.wait()
         if not self._is_over:
             exchange.leave()

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from trinamo.runtime.errors import LocalProtocolError
-from trinamo.runtime.http.exchanges import Headers
+from trinamo.runtime.http.exchanges import Headers, HttpExchange
 
-from .exchange import Exchange
 from .refusals import Dates
 
 STREAM_BYTES: Final = 1 << 14
@@ -68,7 +67,7 @@ class Carrier(Protocol):
         ...
 
 
-class CarriedExchange(Exchange):
+class CarriedExchange(HttpExchange):
     """See `HttpExchange`. `hold` counts what is kept for the client."""
 
     def __init__(
@@ -89,25 +88,21 @@ class CarriedExchange(Exchange):
         """The whole answer is the kernel's."""
         self._carrier, self._hold_unsent = carrier, hold
         self._backlog_bytes_max = backlog_bytes_max
-        self._is_input_over = self._is_full = False
+        self._is_full = False
         self._ungranted = 0
         self._on_room: Callable[[], None] | None = None
 
     # --- the request ---------------------------------------------------------------------------
 
-    @property
-    def is_body_complete(self) -> bool:
-        return self._is_input_over
-
     def put(self, data: bytes, size: int) -> None:
         """A piece of the body came; it took `size` of what the client may send."""
-        self._body += data
+        self.body += data
         self._ungranted += size
         self._notify()
 
     def end_input(self) -> None:
         """The body is complete."""
-        self._is_input_over = True
+        self.is_body_complete = True
         self._notify()
 
     def _taken(self) -> None:
@@ -131,8 +126,7 @@ class CarriedExchange(Exchange):
             raise LocalProtocolError("an answer ends once")
         if not self.has_begun:
             self._send_head(len(data))
-        data = self._check(data)
-        self._check_end()
+        data = self._check(data, is_last=True)
         self.is_finished = True
         self._keep(data)
         self._notify()

@@ -99,10 +99,7 @@ class ConnectionTable:
 
     def add(self, connection: Connection) -> None:
         """A new connection, idle so far."""
-        self._enter(connection, connection.phase)
-
-    def _enter(self, connection: Connection, phase: Phase) -> None:
-        self._phases[connection] = phase
+        phase = self._phases[connection] = connection.phase
         self._members[phase][connection] = None
 
     def update(self, connection: Connection) -> None:
@@ -111,7 +108,8 @@ class ConnectionTable:
         if before is None or before is phase:
             return
         del self._members[before][connection]
-        self._enter(connection, phase)
+        self._phases[connection] = phase
+        self._members[phase][connection] = None
 
     def remove(self, connection: Connection) -> None:
         """The connection is closed; nothing if it was taken."""

@@ -1,9 +1,14 @@
-"""Who speaks HTTP on a connection, and who answers: a handler that is given the exchange, or an ASGI application."""
+"""Who speaks HTTP on a connection, in TLS or in clear, and who answers.
+
+That is a handler, which is given the exchange, or an ASGI application.
+"""
 
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
@@ -12,25 +17,25 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.config.keys import LOOPBACK_NAMES, address_of, is_loopback
-from trinamo.runtime.http.exchanges import Handler
+from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.shares import Budget
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.transport import AsgiApp
-from trinamo.transports.sockets.tls import TlsSession
-from trinamo.transports.sockets.wire import Wire, open_wire
+from trinamo.runtime.protocol.openai.http_head import HeadFault
+from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
+from trinamo.transports.sockets.wire import Wire, abort, open_wire
 
 from .asgi import AsgiCall
-from .connections import Connection
-from .exchange import Exchange
+from .certificates import Certificates
+from .connections import Connection, Phase
 from .http1.connection import Http1Connection
 from .refusals import HOST_ANSWER, Refusals
-from .tls.certificates import Certificates
-from .tls.connection import SecureConnection
 
 if TYPE_CHECKING:
     from .hypercorn import Hypercorn
 
 HOSTS_KNOWN_MAX: Final = 256
+NO_TLS: Final = HeadFault(400, "this port speaks TLS, and you do not; use a URL with https://")
 
 log = logging.getLogger("trinamo.http")
 
@@ -49,10 +54,11 @@ class NativeDriver:
         certificates: Certificates | None = None,
     ) -> None:
         self._app, self._handlers = app, handlers
-        self._config, self._hosts, self._on_phase = config, hosts, on_phase
+        self._config, self._on_phase = config, on_phase
+        # What the policy says costs more than all else that is done for a head.
+        self._allows = lru_cache(HOSTS_KNOWN_MAX)(hosts.allows)
         self._refusals, self._certificates = refusals, certificates
         self._backlogs = Budget("http.backlogs_bytes_max", config.backlogs_bytes_max)
-        self._known: set[bytes | None] = set()
         self._hypercorn: Hypercorn | None = None
         if config.server == "hypercorn":
             # Most processes never need it, and it would cost each of them some megabytes.
@@ -92,7 +98,7 @@ class NativeDriver:
 
         return Http2Connection(*call)
 
-    async def _answer(self, exchange: Exchange, socket: trio.socket.SocketType) -> None:
+    async def _answer(self, exchange: HttpExchange, socket: trio.socket.SocketType) -> None:
         """Answer one request, whatever the application does. Raises nothing but its cancellation."""
         try:
             if not self._allows(exchange.head.host):
@@ -114,16 +120,66 @@ class NativeDriver:
                 answer = answer_error(errors)
                 exchange.respond(answer.status, answer.to_body(), answer.headers)
 
-    def _allows(self, host: bytes | None) -> bool:
-        """What the policy says, which costs more than all else that is done for a head."""
-        if host in self._known:
-            return True
-        if not self._hosts.allows(host):
-            return False
-        if len(self._known) >= HOSTS_KNOWN_MAX:
-            self._known.clear()
-        self._known.add(host)
-        return True
+
+class SecureConnection:
+    """Shakes hands, and is then what `speak` makes of the agreed protocol and the wire in clear.
+
+    A client that is not done after `timeout_s` is let go. `refuse` makes the answer to one that
+    speaks plain HTTP.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        session: TlsSession,
+        *,
+        timeout_s: float,
+        refuse: Callable[[HeadFault], bytes],
+        speak: Callable[[str, Wire], Connection],
+        on_phase: Callable[[Connection], None],
+    ) -> None:
+        self.socket = wire.socket
+        self._wire, self._session, self._timeout_s = wire, session, timeout_s
+        self._refuse, self._speak, self._on_phase = refuse, speak, on_phase
+        self._connection: Connection | None = None
+        self._is_closing = False
+
+    @property
+    def phase(self) -> Phase:
+        """See `Connection`."""
+        return Phase.SHAKING if self._connection is None else self._connection.phase
+
+    async def serve(self) -> None:
+        """See `Connection`."""
+        try:
+            with trio.move_on_after(self._timeout_s) as scope:
+                await shake_hands(self._wire, self._session)
+        except ssl.SSLError as error:
+            # A client that forgot the s of https can read why.
+            is_plain = error.reason == "HTTP_REQUEST"
+            self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
+            return
+        if scope.cancelled_caught:
+            return
+        wire = SealedWire(self._wire, self._session)
+        self._connection = self._speak(self._session.protocol, wire)
+        self._on_phase(self)
+        if self._is_closing:
+            self._connection.close_when_idle()
+        await self._connection.serve()
+
+    def close_when_idle(self) -> None:
+        """See `Connection`."""
+        self._is_closing = True
+        if self._connection is not None:
+            self._connection.close_when_idle()
+
+    def abort(self) -> None:
+        """See `Connection`."""
+        if self._connection is None:
+            abort(self.socket)
+        else:
+            self._connection.abort()
 
 
 ANY: Final = "*"
@@ -155,16 +211,14 @@ class HostPolicy:
         """Whether a request with this Host header is for us. HTTP/1.0 need not have one."""
         if self.names is None or header is None:
             return True
-        name = _without_port(header.decode("latin-1").strip())
+        name = header.decode("latin-1").strip()
+        before, colon, port = name.rpartition(":")
+        if colon and (not port or port.isdecimal()) and not name.endswith("]"):
+            name = before
         if address_of(name.removeprefix("[").removesuffix("]")) is not None:
             return True
         name = _normal(name)
         return name in LOOPBACK_NAMES or name in self.names
-
-
-def _without_port(value: str) -> str:
-    name, colon, port = value.rpartition(":")
-    return name if colon and (not port or port.isdecimal()) and not value.endswith("]") else value
 
 
 def _normal(name: str) -> str:

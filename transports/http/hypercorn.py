@@ -23,12 +23,12 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.transport import Receive, Scope, Send
 from trinamo.transports.sockets.wire import abort
 
 from .asgi import answer_over_asgi
 from .connections import Phase
-from .exchange import Exchange
 from .refusals import Dates
 
 REQUESTS_MAX: Final = 100_000
@@ -44,7 +44,7 @@ class Hypercorn:
         self,
         config: HttpConfig,
         dates: Dates,
-        answer: Callable[[Exchange, trio.socket.SocketType], Awaitable[None]],
+        answer: Callable[[HttpExchange, trio.socket.SocketType], Awaitable[None]],
     ) -> None:
         self._answer, self._dates = answer, dates
         self._bytes_max = config.backlog_bytes_max

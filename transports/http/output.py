@@ -6,7 +6,7 @@ What this file does not do: HTTP (`http1/connection.py`).
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -38,17 +38,16 @@ class Output:
         "_party",
         "_room_bytes",
         "_seal",
-        "_spawn",
         "_wire",
         "_write_timeout_s",
         "is_broken",
+        "nursery",
         "sends",
     )
 
     def __init__(
         self,
         wire: Wire,
-        spawn: Callable[[Callable[[], Awaitable[None]]], None],
         on_broken: Callable[[], None],
         backlogs: Budget,
         party: str,
@@ -56,7 +55,9 @@ class Output:
         backlog_bytes_max: int,
         write_timeout_s: float,
     ) -> None:
-        self._wire, self._spawn, self._on_broken = wire, spawn, on_broken
+        self._wire, self._on_broken = wire, on_broken
+        self.nursery: trio.Nursery | None = None
+        """For the task that flushes; there is one before anything is sent."""
         self._seal = wire.seal
         self._backlog_bytes_max, self._write_timeout_s = backlog_bytes_max, write_timeout_s
         self._backlog = bytearray()
@@ -97,7 +98,8 @@ class Output:
             # The task that flushes tells of room, so this may be called by it.
             if not self._is_flushing:
                 self._is_flushing = True
-                self._spawn(self._flush)
+                assert self.nursery is not None
+                self.nursery.start_soon(self._flush)
             self._count()
         if len(self._backlog) < self._backlog_bytes_max:
             return True

@@ -32,12 +32,11 @@ HOST_ANSWER: Final = answer_error(
 class Dates:
     """The Date header, made once a second."""
 
-    __slots__ = ("_clock", "_line", "_second", "_value")
+    __slots__ = ("_clock", "_second", "_value")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._second = -1
-        self._line = self._value = b""
+        self._second, self._value = -1, b""
 
     def value(self) -> bytes:
         """What the header says now."""
@@ -45,13 +44,7 @@ class Dates:
         if second != self._second:
             self._second = second
             self._value = formatdate(second, usegmt=True).encode()
-            self._line = b"date: %b\r\n" % self._value
         return self._value
-
-    def line(self) -> bytes:
-        """The whole line of HTTP/1."""
-        self.value()
-        return self._line
 
 
 class Refusals:
@@ -104,7 +97,8 @@ class Refusals:
             (b"content-length", b"%d" % len(body)),
             *self.tell(answer, method, path, []),
             (b"connection", b"close"),
+            (b"date", self.dates.value()),
         ]
         lines = b"".join(b"%b: %b\r\n" % each for each in told)
         status = f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}\r\n"
-        return b"%b%b%b\r\n%b" % (status.encode(), lines, self.dates.line(), body)
+        return b"%b%b\r\n%b" % (status.encode(), lines, body)

@@ -22,11 +22,11 @@ from trinamo.runtime.http.transport import AsgiApp
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.nurseries import open_nursery
 
+from .certificates import Certificates, CertificateSeries, find_certificate_faults
 from .connections import ConnectionTable
 from .driver import HostPolicy, NativeDriver
 from .listening import configure_socket, open_listeners
 from .refusals import Refusals
-from .tls.certificates import Certificates, CertificateSeries, find_certificate_faults
 
 REFUSALS_MAX: Final = 64
 """How many connections over the limit are answered at a time; the rest is just closed."""
@@ -118,9 +118,13 @@ class Server:
                 connections.cancel_scope.cancel()
 
     async def _serve_connection(self, stream: trio.SocketStream) -> None:
-        if not self._make_room():
-            await self._refuse(stream)
-            return
+        if self._connections.is_full:
+            taken = self._connections.take()
+            if taken is None:
+                await self._refuse(stream)
+                return
+            self._taken.value += 1
+            taken.abort()
         connection = self._driver.open(stream)
         self._connections.add(connection)
         self._open.value += 1
@@ -154,16 +158,6 @@ class Server:
             told.tell(certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken)
             await trio.sleep(self._config.tls.renewal_interval_s)
             certificates.renew()
-
-    def _make_room(self) -> bool:
-        if not self._connections.is_full:
-            return True
-        taken = self._connections.take()
-        if taken is None:
-            return False
-        self._taken.value += 1
-        taken.abort()
-        return True
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         """Say 503 to a connection over the limit, none of which is idle."""

@@ -6,6 +6,7 @@ tells nothing about a key. Keys stay out of logs; the names that the file gives 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -128,10 +129,15 @@ class ApiKeys:
                 "clients' keys travel in clear text: whoever is between can read them; set http.tls,"
                 " or let a proxy that speaks TLS stand before this server"
             )
-        if section.api_keys_file is not None and _is_shared(section.api_keys_file):
-            found.append(
-                f"http.api_keys_file: others may read {section.api_keys_file}; chmod 600 it"
-            )
+        file, mode = section.api_keys_file, 0
+        if file is not None:
+            with contextlib.suppress(OSError):
+                status = Path(file).stat()
+                # But for a group that lets this process read it.
+                own = stat.S_IRWXG if status.st_uid == os.geteuid() else 0
+                mode = status.st_mode & (stat.S_IRWXO | own)
+        if mode:
+            found.append(f"http.api_keys_file: others may read {file}; chmod 600 it")
         return found
 
     def _digest(self, key: bytes) -> bytes:
@@ -182,13 +188,3 @@ class ApiKeys:
         # Who sets a variable of the process is an operator.
         is_operator = parts[2] is not None or place == _ENVIRONMENT
         found[digest] = Key.of(parts[1], key, place, is_operator=is_operator)
-
-
-def _is_shared(file: str) -> bool:
-    """Whether more than this process's user may read it, but for a group that lets this process do so."""
-    try:
-        found = Path(file).stat()
-    except OSError:
-        return False
-    kept = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid == os.geteuid() else 0)
-    return bool(found.st_mode & kept)

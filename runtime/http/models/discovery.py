@@ -8,137 +8,46 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import attrs
 import trio
 
 from ...caller.client import Client
-from ...caller.kv.hints import make_hint
-from ...caller.migration import MigratingAnswer, MigrationPolicy, MigrationSeries
-from ...context import Context
-from ...engines.prompts import tokenizer_of
+from ...caller.migration import MigrationPolicy, MigrationSeries
 from ...errors import TrinamoError
-from ...events.load import BusyLimits
 from ...metrics.metrics import entries_refused
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
-from ...protocol.discovery.model_cards import ANYBODY, MODEL_PREFIX, ModelChange, ModelTable
-from ...protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ...protocol.discovery.model_cards import MODEL_PREFIX, ModelChange, ModelTable
+from ...protocol.openai.generate import ModelCard
 from ...retries import Retries
-from ...sinks import Sink
-from .models import ModelManager, RemoteEngine
+from .models import ModelManager, RoutedEngine
 
 _log = logging.getLogger("trinamo.http")
 _UNUSED_S: Final = 60.0
 AWAY_S: Final = 1800.0
 """So long requests wait for a model whose workers are all gone, while another is served: no restart of
 a pool takes longer, and what was taken out of service is asked for no more by then."""
-C = TypeVar("C", bound=Client)
 
 
-class RoutedEngine(RemoteEngine):
-    """An engine that is somewhere else: one request becomes one response stream.
-
-    Only those instances are asked whose cards agree about the model: others at the same endpoint
-    serve something else.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        table: ModelTable,
-        card: ModelCard,
-        migration: MigrationPolicy,
-        *,
-        instance_id: str | None = None,
-        tell: Callable[[str, int | None], None] | None = None,
-    ) -> None:
-        self.client = client
-        self._table = table
-        self._card = card
-        self._model = card.name
-        self._migration = migration
-        self._instance_id = instance_id
-        self._tell = tell
-
-    @property
-    def has_instance(self) -> bool:
-        """Whether a worker is there that would be asked and is not known to be faulty."""
-        return self.client.router.has_live(self._servers())
-
-    @property
-    def is_there(self) -> bool:
-        """Whether a worker is there that can be reached, faulty or not, and does not leave."""
-        return self.client.router.is_there(self._servers())
-
-    @property
-    def refused_cards(self) -> int:
-        """How many workers are not asked, because their cards contradict the model's."""
-        return self._table.refused_count(self._model)
-
-    def is_busy(self, limits: BusyLimits) -> bool:
-        """Whether every worker that could be asked has reported that it is busy."""
-        card = self._card
-        limits = attrs.evolve(
-            limits,
-            bytes_per_token=1 if tokenizer_of(card.tokenizer) else limits.bytes_per_token,
-            block_tokens=card.block_tokens or limits.block_tokens,
-        )
-        return self.client.router.is_busy(limits, self._servers())
-
-    def directed(
-        self, instance_id: str | None, tell: Callable[[str, int | None], None]
-    ) -> RoutedEngine:
-        """This engine for one request, to one worker if it is named."""
-        return RoutedEngine(
-            self.client,
-            self._table,
-            self._card,
-            self._migration,
-            instance_id=instance_id,
-            tell=tell,
-        )
-
-    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        """Hand on the answer of whichever workers the router chooses."""
-        kv = self.client.router.kv
-        await MigratingAnswer(
-            self.client,
-            request,
-            context,
-            sink,
-            self._migration,
-            instance_id=self._instance_id,
-            servers=self._servers,
-            tell=self._tell,
-            can_resume=self._card.can_resume,
-            hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),
-        ).run()
-
-    def _servers(self) -> Collection[str] | None:
-        servers = self._table.servers(self._model)
-        return None if ANYBODY in servers else servers
-
-
-class ClientSource(Protocol[C]):
+class ClientSource(Protocol):
     """Opens clients and takes them back: a `Runtime`."""
 
-    async def client(self, endpoint: EndpointName) -> C:
+    async def client(self, endpoint: EndpointName) -> Client:
         """The client of an endpoint, to be released once."""
         ...
 
-    def release(self, client: C) -> None:
+    def release(self, client: Client) -> None:
         """Undo one call of `client`."""
         ...
 
 
 async def watch_models(
     control: ControlPlane,
-    clients: ClientSource[Any],
+    clients: ClientSource,
     manager: ModelManager,
     migration: MigrationPolicy | None = None,
     away_s: float = AWAY_S,
@@ -184,7 +93,7 @@ class _ModelWatch:
 
     def __init__(
         self,
-        clients: ClientSource[Any],
+        clients: ClientSource,
         manager: ModelManager,
         nursery: trio.Nursery,
         migration: MigrationPolicy,
@@ -234,21 +143,20 @@ class _ModelWatch:
         while True:
             await trio.sleep(_UNUSED_S / 2)
             async with self._turn:
-                self._release_unused(trio.current_time())
-
-    def _release_unused(self, now: float) -> None:
-        named = {card.endpoint for card in self._table.models.values()}
-        for endpoint, followed in list(self._followed.items()):
-            router = followed.client.router
-            if endpoint in named or router.instances or router.in_flight or router.seeking_count:
-                followed.unused_at = math.inf
-            elif now - followed.unused_at >= _UNUSED_S:
-                del self._followed[endpoint]
-                followed.scope.cancel()
-                self._clients.release(followed.client)
-                _log.info("endpoint %s is gone", endpoint)
-            else:
-                followed.unused_at = min(followed.unused_at, now)
+                now = trio.current_time()
+                named = {card.endpoint for card in self._table.models.values()}
+                for endpoint, followed in list(self._followed.items()):
+                    router = followed.client.router
+                    in_use = router.instances or router.in_flight or router.seeking_count
+                    if endpoint in named or in_use:
+                        followed.unused_at = math.inf
+                    elif now - followed.unused_at >= _UNUSED_S:
+                        del self._followed[endpoint]
+                        followed.scope.cancel()
+                        self._clients.release(followed.client)
+                        _log.info("endpoint %s is gone", endpoint)
+                    else:
+                        followed.unused_at = min(followed.unused_at, now)
 
     async def end_kept_cards(self) -> None:
         """Cards whose worker is there but does not publish them any more end with their time."""
@@ -280,8 +188,12 @@ class _ModelWatch:
         """Add or update one model; one that cannot be offered does not keep others from it."""
         manager = self._manager
         try:
-            client = await self._client(card.endpoint)
-            engine = RoutedEngine(client, self._table, card, self._migration)
+            followed = self._followed.get(card.endpoint)
+            if followed is None:
+                client = await self._clients.client(EndpointName.parse(card.endpoint))
+                followed = self._followed[card.endpoint] = _Followed(client)
+                self._nursery.start_soon(self._follow, followed)
+            engine = RoutedEngine(followed.client, self._table, card, self._migration)
             if manager.has_model_any(card.name):
                 manager.update_model(card, engine)
             else:
@@ -292,11 +204,3 @@ class _ModelWatch:
             _log.exception("model %s cannot be offered", card.name)
         else:
             _log.info("model %s is served by %s", card.name, card.endpoint)
-
-    async def _client(self, endpoint: str) -> Client:
-        followed = self._followed.get(endpoint)
-        if followed is None:
-            client = await self._clients.client(EndpointName.parse(endpoint))
-            followed = self._followed[endpoint] = _Followed(client)
-            self._nursery.start_soon(self._follow, followed)
-        return followed.client

@@ -10,19 +10,24 @@ go is the watch on `models/…`, outside.
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
 import attrs
 from msgspec import UNSET
 
+from ...caller.client import Client
+from ...caller.kv.hints import make_hint
+from ...caller.migration import MigratingAnswer, MigrationPolicy
 from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
+from ...engines.prompts import tokenizer_of
 from ...env import Env
 from ...errors import ModelAlreadyExistsError, ModelNotFoundError, UnavailableError
 from ...events.load import BusyLimits
+from ...protocol.discovery.model_cards import ANYBODY, ModelTable
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
@@ -38,41 +43,81 @@ that carries a finish reason.
 """
 
 
-class RemoteEngine(ABC):
-    """An engine whose workers come and go, and of which a caller may choose one."""
+class RoutedEngine:
+    """An engine whose workers come and go: one request becomes one response stream of some worker.
 
-    @abstractmethod
-    async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        """Hand the answer of some worker to `sink` as it comes; returns at its complete end."""
+    Only those instances are asked whose cards agree about the model: others at the same endpoint
+    serve something else.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        table: ModelTable,
+        card: ModelCard,
+        migration: MigrationPolicy,
+    ) -> None:
+        self.client = client
+        self._table = table
+        self._card = card
+        self._model = card.name
+        self._migration = migration
 
     @property
-    @abstractmethod
     def has_instance(self) -> bool:
         """Whether a worker is there that would be asked and is not known to be faulty."""
+        return self.client.router.has_live(self._servers())
 
     @property
     def is_there(self) -> bool:
         """Whether a worker is there that can be reached, faulty or not, and does not leave."""
-        return self.has_instance
+        return self.client.router.is_there(self._servers())
 
     @property
-    @abstractmethod
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
+        return self._table.refused_count(self._model)
 
-    @abstractmethod
     def is_busy(self, limits: BusyLimits) -> bool:
         """Whether every worker that could be asked has reported that it is busy."""
+        card = self._card
+        limits = attrs.evolve(
+            limits,
+            bytes_per_token=1 if tokenizer_of(card.tokenizer) else limits.bytes_per_token,
+            block_tokens=card.block_tokens or limits.block_tokens,
+        )
+        return self.client.router.is_busy(limits, self._servers())
 
-    @abstractmethod
-    def directed(
-        self, instance_id: str | None, tell: Callable[[str, int | None], None]
-    ) -> RemoteEngine:
-        """This engine for one request: only the worker named, if any, is asked.
+    async def forward(
+        self,
+        request: GenerateRequest,
+        context: Context,
+        sink: Sink[Delta],
+        worker: str | None = None,
+        took: Callable[[str, int | None], None] | None = None,
+    ) -> None:
+        """Hand the answer of whichever workers the router chooses to `sink` as it comes.
 
-        `tell` is called with the id of the one that answers, and how many blocks of the prompt it
-        had, if that is known, before its first delta.
+        Only `worker` is asked, if it is named. `took` is called with the id of the one that answers,
+        and how many blocks of the prompt it had, if that is known, before its first delta.
         """
+        kv = self.client.router.kv
+        await MigratingAnswer(
+            self.client,
+            request,
+            context,
+            sink,
+            self._migration,
+            instance_id=worker,
+            servers=self._servers,
+            tell=took,
+            can_resume=self._card.can_resume,
+            hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),
+        ).run()
+
+    def _servers(self) -> Collection[str] | None:
+        servers = self._table.servers(self._model)
+        return None if ANYBODY in servers else servers
 
 
 class ModelAwayError(UnavailableError):
@@ -196,7 +241,7 @@ class ModelManager:
     def has_instance(self) -> bool:
         """Whether anybody could answer a request for any model."""
         return any(
-            engine.has_instance if isinstance(engine, RemoteEngine) else True
+            engine.has_instance if isinstance(engine, RoutedEngine) else True
             for served in self._models.values()
             for engine in served.engines.values()
         )
@@ -224,10 +269,24 @@ class ModelManager:
         aliases: dict[str, list[str]] = {}
         for alias, name in self._aliases.items():
             aliases.setdefault(name, []).append(alias)
-        return [
-            _view(name, served, aliases.get(name, []))
-            for name, served in islice(self._models.items(), MODELS_MAX)
-        ]
+        views = []
+        for name, served in islice(self._models.items(), MODELS_MAX):
+            card = served.card
+            if card is None:
+                views.append(ModelView(name=name))
+                continue
+            engine = next(iter(served.engines.values()))
+            views.append(
+                ModelView(
+                    name=name,
+                    aliases=aliases.get(name, [])[:ALIASES_MAX],
+                    endpoint=card.endpoint,
+                    engine=card.engine,
+                    context_tokens_max=card.context_tokens_max,
+                    refused_cards=engine.refused_cards if isinstance(engine, RoutedEngine) else 0,
+                )
+            )
+        return views
 
     # --- coming and going ---
 
@@ -342,18 +401,3 @@ def _kinds(card: ModelCard) -> list[ModelKind]:
         ModelKind.RESPONSES: card.passes_through,
     }
     return [kind for kind, is_offered in offered.items() if is_offered]
-
-
-def _view(name: str, served: _Served, aliases: list[str]) -> ModelView:
-    card = served.card
-    if card is None:
-        return ModelView(name=name)
-    engine = next(iter(served.engines.values()))
-    return ModelView(
-        name=name,
-        aliases=aliases[:ALIASES_MAX],
-        endpoint=card.endpoint,
-        engine=card.engine,
-        context_tokens_max=card.context_tokens_max,
-        refused_cards=engine.refused_cards if isinstance(engine, RemoteEngine) else 0,
-    )

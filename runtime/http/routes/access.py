@@ -76,8 +76,10 @@ class NeedsKey:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_open(scope):
-            is_tenants = str(scope["path"]).startswith(_TENANTS)
+        path = str(scope.get("path", ""))
+        is_open = path == PREFIX or path.startswith(f"{PREFIX}/") or path in OPEN
+        if scope["type"] == "http" and not is_open:
+            is_tenants = path.startswith(_TENANTS)
             check = self._keys.check if is_tenants else self._keys.check_operator
             try:
                 check(scope["headers"])
@@ -91,7 +93,3 @@ class NeedsKey:
                 await send({"type": "http.response.body", "body": body, "more_body": False})
                 return
         await self._app(scope, receive, send)
-
-    def _is_open(self, scope: Scope) -> bool:
-        path = str(scope["path"])
-        return path == PREFIX or path.startswith(f"{PREFIX}/") or path in OPEN

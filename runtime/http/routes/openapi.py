@@ -8,7 +8,7 @@ https://spec.openapis.org/oas/v3.1.1.html
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal
 
@@ -173,7 +173,10 @@ def openapi_document(paths: Iterable[str], *, needs_key: bool) -> dict[str, Any]
     `needs_key`: all but `OPEN` need one.
     """
     known = {path: OPERATIONS[path] for path in paths if path in OPERATIONS}
-    types = [ErrorBody, *_types(known.values())]
+    told = [each.body for each in known.values() if each.body is not None]
+    for each in known.values():
+        told += each.answers.values()
+    types = list({_key(shown): shown for shown in (ErrorBody, *map(_shown, told))}.values())
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     found = dict(zip(map(_key, types), schemas, strict=True))
     document = {
@@ -207,13 +210,6 @@ def _add_key(document: dict[str, Any], error: dict[str, Any]) -> None:
                     "description": "The key is missing, or none of this server's.",
                     "content": error,
                 }
-
-
-def _types(operations: Iterable[_Operation]) -> list[Any]:
-    found = [each.body for each in operations if each.body is not None]
-    for each in operations:
-        found += each.answers.values()
-    return list({_key(shown): shown for shown in map(_shown, found)}.values())
 
 
 def _key(shown: Any) -> str:
@@ -260,23 +256,17 @@ def _describe(path: str, told: _Operation, schemas: Mapping[str, Any]) -> dict[s
         "summary": told.summary,
         "responses": responses,
     }
-    parameters = [*_in_path(path), *(_in_head() if told.body is not None else ())]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    if told.body is not None:
+        parameters += [
+            {"name": name, "in": "header", "description": about, "schema": {"type": "string"}}
+            for name, about in _PARAMETERS
+        ]
     if parameters:
         found["parameters"] = parameters
     if told.body is not None:
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": schema(told.body)}}}
     return found
-
-
-def _in_path(path: str) -> Sequence[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"\{(\w+)\}", path)
-    ]
-
-
-def _in_head() -> Sequence[dict[str, Any]]:
-    return [
-        {"name": name, "in": "header", "description": about, "schema": {"type": "string"}}
-        for name, about in _PARAMETERS
-    ]

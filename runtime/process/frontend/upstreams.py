@@ -73,6 +73,7 @@ class DirectUpstreams:
             task_status.started()
 
     async def _watch(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
+        """Offer what the upstream lists, for new requests while it is well."""
         async with self._runtime.http.open_upstream(url, self._section) as upstream:
             name = hashlib.blake2b(upstream.url.encode(), digest_size=8).hexdigest()
             self._watched[name] = watched = _Watched(upstream, name)
@@ -80,19 +81,15 @@ class DirectUpstreams:
             # Others than the log know it by its id alone.
             _log.info("the upstream %s is instance %s", upstream.url, name)
             task_status.started()
-            await self._follow(watched)
-
-    async def _follow(self, watched: _Watched) -> None:
-        """Offer what the upstream lists, for new requests while it is well."""
-        view, url = watched.upstream.view, watched.upstream.url
-        await view.looked.wait()
-        while True:
-            changed = view.changed
-            if not view.is_healthy:
-                _log.warning("the upstream %s is away: %s", url, view.why)
-            await self._offer(watched, view.models)
-            watched.is_offered.set()
-            await changed.wait()
+            view = upstream.view
+            await view.looked.wait()
+            while True:
+                changed = view.changed
+                if not view.is_healthy:
+                    _log.warning("the upstream %s is away: %s", upstream.url, view.why)
+                await self._offer(watched, view.models)
+                watched.is_offered.set()
+                await changed.wait()
 
     async def _offer(self, watched: _Watched, models: Mapping[str, int]) -> None:
         control, is_well = self._runtime.control, watched.upstream.view.is_healthy

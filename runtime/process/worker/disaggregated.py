@@ -33,9 +33,8 @@ from ...protocol.disaggregation.messages import (
 )
 from ...protocol.discovery.instances import Instance
 from ...queues.consumer import ConsumerLimits
-from ...queues.queues import CountedQueue
 from ..runtime import Runtime
-from ..settings.settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
+from ..settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
 
 _DEPTH_INTERVAL_S: Final = 1.0
 """How old the depth of the queue may be that decisions depend on."""
@@ -84,7 +83,7 @@ class DecodeRole(_Role):
     def __init__(self, runtime: Runtime, engine: GenerationEngine) -> None:
         super().__init__(runtime, engine)
         clock = runtime.env.clock
-        self._metrics = DecodeMetrics(runtime.metrics.registry, clock, self._section.mode)
+        self._metrics = DecodeMetrics(runtime.metrics, clock, self._section.mode)
         self._prefills: Client | None = None
 
     async def run(
@@ -114,34 +113,27 @@ class DecodeRole(_Role):
             # The leg `queue` is of the put and of the wait.
             has_legs=False,
         ) as queue:
-            flow = await self._decode_first(queue, lending, metadata)
-            task_status.started(self._engine(flow, prefills))
+            events = runtime.events
+            decode_first = DecodeFirst(
+                self._host,
+                self._transfers,
+                queue,
+                section=section,
+                lending=lending,
+                env=runtime.env,
+                is_reachable=lambda: (
+                    not isinstance(events, CountsEvents) or events.statistics().is_connected
+                ),
+            )
+            await runtime.serve(
+                self.pairing.handoff_endpoint,
+                decode_first.lend,
+                request_type=Claim,
+                metadata={**metadata, "for": "handoff"},
+                serves_admitted=True,
+            )
+            task_status.started(self._engine(decode_first, prefills))
             await trio.sleep_forever()
-
-    async def _decode_first(
-        self, queue: CountedQueue, lending: Lending, metadata: Mapping[str, str]
-    ) -> DecodeFirst:
-        flow = DecodeFirst(
-            self._host,
-            self._transfers,
-            queue,
-            section=self._section,
-            lending=lending,
-            env=self._runtime.env,
-            is_reachable=self._is_broker_reachable,
-        )
-        await self._runtime.serve(
-            self.pairing.handoff_endpoint,
-            flow.lend,
-            request_type=Claim,
-            metadata={**metadata, "for": "handoff"},
-            serves_admitted=True,
-        )
-        return flow
-
-    def _is_broker_reachable(self) -> bool:
-        events = self._runtime.events
-        return not isinstance(events, CountsEvents) or events.statistics().is_connected
 
     def _engine(self, flow: Flow, prefills: Client) -> DisaggregatedEngine:
         return DisaggregatedEngine(
@@ -179,7 +171,7 @@ class PrefillRole(_Role):
     def __init__(self, runtime: Runtime, engine: GenerationEngine) -> None:
         super().__init__(runtime, engine)
         self._engine = engine
-        self._metrics = PrefillMetrics(runtime.metrics.registry)
+        self._metrics = PrefillMetrics(runtime.metrics)
         self._is_leaving = trio.Event()
         self._has_left = trio.Event()
 
@@ -189,7 +181,12 @@ class PrefillRole(_Role):
         handoffs = await runtime.client(self.pairing.handoff_endpoint)
         kept = KeptPrefills(self._host, self._transfers, metrics=self._metrics)
         await nursery.start(self._consume, handoffs)
-        runtime.drain_with(self._leave)
+
+        async def leave() -> None:
+            self._is_leaving.set()
+            await self._has_left.wait()
+
+        runtime.drain_with(leave)
         # Last: decode workers that find it put jobs into the queue.
         return await runtime.serve(
             self.pairing.prefill_endpoint,
@@ -224,10 +221,6 @@ class PrefillRole(_Role):
             task_status.started()
             await self._is_leaving.wait()
         self._has_left.set()
-
-    async def _leave(self) -> None:
-        self._is_leaving.set()
-        await self._has_left.wait()
 
     def describe(self) -> dict[str, Any]:
         """The facts for the status port."""

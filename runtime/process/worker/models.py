@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
 
 from ...config.worker import WorkerConfig, endpoint_of_model
-from ...engines import EngineInfo, GenerationEngine
+from ...engines import GenerationEngine
 from ...engines.generation import StandsBefore, forward_of
 from ...kv.regions import HoldsKv, KvCache
 from ...protocol.discovery.instances import EndpointName, Instance
@@ -46,23 +46,16 @@ async def offer_models(
     metadata: Mapping[str, str],
 ) -> None:
     """Serve each model and publish its card; returns once all can be found."""
-    for section, engine in _sections(runtime.config.worker, engines):
-        await _offer(section, runtime, engine, role, nursery, metadata)
-
-
-def _sections(
-    section: WorkerConfig, engines: Sequence[GenerationEngine]
-) -> list[tuple[WorkerConfig, GenerationEngine]]:
-    """Each engine with what is configured for its model, its endpoint above all."""
-    if len(engines) == 1 and not section.models:
-        return [(section, engines[0])]
+    section = runtime.config.worker
     by_name = {each.model_name: each for each in section.by_model()}
-
-    def of(model: str) -> WorkerConfig:
-        endpoint = endpoint_of_model(section.endpoint, model)
-        return by_name.get(model) or msgspec.structs.replace(section, endpoint=endpoint)
-
-    return [(of(each.info.model), each) for each in engines]
+    for engine in engines:
+        own = section
+        if len(engines) > 1 or section.models:
+            # What is configured for its model, its endpoint above all.
+            endpoint = endpoint_of_model(section.endpoint, engine.info.model)
+            other = msgspec.structs.replace(section, endpoint=endpoint)
+            own = by_name.get(engine.info.model, other)
+        await _offer(own, runtime, engine, role, nursery, metadata)
 
 
 async def _offer(
@@ -81,11 +74,14 @@ async def _offer(
         await role.offer(nursery, about)
         return
     answering = engine if role is None else await nursery.start(role.run, about)
+    # Of a client's body frontends have bounded it, and nothing is decoded here.
+    tokens, passes = info.context_tokens_max, info.passes_through
     endpoint = EndpointName(section.namespace, section.component, section.endpoint)
     instance = await runtime.serve_push(
         endpoint,
         forward_of(answering),
-        **_bounds_of_request(info),
+        request_type=GenerateRequest if passes else bounded_request_type(tokens),
+        payload_bytes_max=_BODY_BYTES_MAX if passes else payload_bytes_max_for(tokens),
         metadata=about,
         engine=engine,
     )
@@ -105,13 +101,3 @@ async def _follow_health(runtime: Runtime, instance: Instance, engine: StandsBef
         text = "the upstream of %s is well" if is_healthy else "the upstream of %s is away"
         _log.log(logging.INFO if is_healthy else logging.WARNING, text, instance.endpoint)
         await runtime.set_draining(instance, is_draining=not is_healthy)
-
-
-def _bounds_of_request(info: EngineInfo) -> dict[str, Any]:
-    if info.passes_through:
-        # A client's body: frontends have bounded it, and nothing of it is decoded here.
-        return {"request_type": GenerateRequest, "payload_bytes_max": _BODY_BYTES_MAX}
-    return {
-        "request_type": bounded_request_type(info.context_tokens_max),
-        "payload_bytes_max": payload_bytes_max_for(info.context_tokens_max),
-    }

@@ -20,7 +20,7 @@ from ...weights.files import manifest_of, open_partial
 from ...weights.lender import HeldFile, Lender, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
 from ...weights.metrics import WeightsMetrics
-from ...weights.taker import Offer, Progress, Taker, Wanted, find_offers, weights_endpoint
+from ...weights.taker import Progress, Taker, Wanted, find_offers, weights_endpoint
 from ..opening import open_runtime
 from ..runtime import Runtime
 from ..transports import Transports
@@ -104,9 +104,11 @@ async def take_weights(
     opening the planes raises. The file appears whole and checked, or not at all.
     """
     async with open_runtime(config, env, transports) as runtime:
-        offers = await _wait_offers(runtime, wanted, patience_s)
-        if not offers:
-            return False
+        ends_at = trio.current_time() + patience_s
+        while not (offers := await find_offers(runtime.control, wanted)):
+            if trio.current_time() >= ends_at:
+                return False
+            await trio.sleep(_LOOK_S)
         exact = attrs.evolve(wanted, sha256=offers[0].sha256)
         _log.info(
             "%s is missing; taking %d MB of weights from peers, sha256 %s",
@@ -120,7 +122,7 @@ async def take_weights(
                 transports.open_transfers(_with_port(config, 0), env) as chain,
                 open_transfer_router(
                     chain.planes,
-                    metrics=TransferMetrics(runtime.metrics.registry),
+                    metrics=TransferMetrics(runtime.metrics),
                     section=config.data_plane.transfer,
                 ) as router,
             ):
@@ -138,15 +140,6 @@ async def take_weights(
         except OSError as error:
             raise ConfigError(f"the model cannot be kept at {target}: {error}") from error
         return True
-
-
-async def _wait_offers(runtime: Runtime, wanted: Wanted, patience_s: float) -> list[Offer]:
-    ends_at = trio.current_time() + patience_s
-    while not (found := await find_offers(runtime.control, wanted)):
-        if trio.current_time() >= ends_at:
-            break
-        await trio.sleep(_LOOK_S)
-    return found
 
 
 def _with_port(config: Config, port: int) -> Config:

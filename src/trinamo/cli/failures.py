@@ -38,19 +38,13 @@ def show_tracebacks(wanted: bool) -> None:
     _tracebacks = wanted
 
 
-def _missing_extra(error: BaseException) -> str | None:
-    """The extra whose module could not be imported, if that is what happened."""
-    if not isinstance(error, ModuleNotFoundError):
-        return None
-    return _EXTRAS.get((error.name or "").partition(".")[0])
-
-
 def report(error: BaseException) -> int:
     """Say what went wrong on standard error; returns the exit code."""
     from trinamo.runtime.errors import ConfigError, TrinamoError
 
     found = list(leaves(error))
-    extra = _missing_extra(found[0])
+    name = found[0].name if isinstance(found[0], ModuleNotFoundError) else None
+    extra = _EXTRAS.get((name or "").partition(".")[0])
     if extra is not None and not _tracebacks:
         sys.stderr.write(f"trinamo: this needs the extra {extra}; pip install 'trinamo[{extra}]'\n")
         return EXIT_CONFIG
@@ -58,18 +52,14 @@ def report(error: BaseException) -> int:
     if _tracebacks or len(expected) < len(found):
         sys.stderr.write(f"{tell_traceback(error)}\n")
     for each in expected[:1]:
-        sys.stderr.write(f"trinamo: {_sentence(each)}\n")
+        text = str(each)
+        if isinstance(each, OSError) and each.filename is not None and each.strerror:
+            # Python puts a number before it, which says nothing to a reader.
+            text = f"{each.filename}: {each.strerror}"
+        # The line ends are ours, and other controls may be a stranger's.
+        said = "\n".join(map(one_line, text.splitlines() or [type(each).__name__]))
+        sys.stderr.write(f"trinamo: {said}\n")
     return EXIT_CONFIG if any(isinstance(e, ConfigError) for e in expected) else EXIT_FAILED
-
-
-def _sentence(error: BaseException) -> str:
-    """Its text, whose line ends are ours, and whose other controls may be a stranger's."""
-    text = str(error)
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        # Python puts a number before it, which says nothing to a reader.
-        text = f"{error.filename}: {error.strerror}"
-    lines = text.splitlines() or [type(error).__name__]
-    return "\n".join(map(one_line, lines))
 
 
 def exit_code_of(error: BaseException) -> int | None:

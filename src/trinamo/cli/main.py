@@ -9,25 +9,26 @@ module of its own.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from typer._completion_classes import completion_init
 
 from .bench.transfer import bench_app
 from .chat.chat import chat
+from .completion import completion
 from .doctor.doctor import doctor
 from .failures import guarded
 from .queue import queue_app
 from .serve.serving import frontend, worker
 from .settings import config_app
-from .shell.completion import completion
-from .shell.help import HELP_OPTIONS, tidied
 from .sim.sim import sim
 from .status.status import status
 from .status.tasks import tasks
 from .trace.trace import trace
 from .up.up import up
+
+HELP_OPTIONS: Final = ["-h", "--help"]
 
 app = typer.Typer(
     name="trinamo",
@@ -75,7 +76,25 @@ app.add_typer(config_app)
 app.add_typer(bench_app)
 
 
+def _tidied(command: Any) -> Any:
+    """The command of typer, changed in place with all below it: help as it is read.
+
+    Commands say their examples as one text, `Examples:  one  ·  another`, which typer would set as a
+    paragraph and break in the middle of a command. A switch has no type behind it.
+    """
+    if command.epilog:
+        examples = command.epilog.removeprefix("Examples:  ").split("  ·  ")
+        command.epilog = "\n".join(["Examples:", *(f"  {each}" for each in examples)])
+    help_option = command.get_help_option(typer.Context(command, help_option_names=HELP_OPTIONS))
+    for parameter in (*command.params, help_option):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _tidied(each)
+    return command
+
+
 def main() -> None:
     """Run the command line of this process and exit."""
     completion_init()
-    sys.exit(guarded(tidied(typer.main.get_command(app))))
+    sys.exit(guarded(_tidied(typer.main.get_command(app))))

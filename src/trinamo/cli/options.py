@@ -21,8 +21,8 @@ import typer
 
 from trinamo.runtime.config.models import ENGINES
 
+from .completion import complete_engine
 from .failures import show_tracebacks
-from .shell.engine_names import complete_engine
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -50,6 +50,8 @@ EngineArgs = Annotated[
         help="An argument of an engine of your own. Repeatable.",
     ),
 ]
+ModelName = Annotated[str | None, typer.Option("--model-name", help="The name clients ask for.")]
+ModelPath = Annotated[str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")]
 ApiKeysFile = Annotated[
     str | None,
     typer.Option(
@@ -210,10 +212,6 @@ def pairs_of(option: str, given: Sequence[str], example: str) -> dict[str, str]:
     return found
 
 
-def _variable(key: str) -> str:
-    return "TRINAMO_" + key.replace(".", "__").upper()
-
-
 def as_text(value: Any) -> str:
     """A value as it stands in a `TRINAMO_…` variable."""
     if value is None:
@@ -279,7 +277,10 @@ class Sources:
 
     def environ(self) -> dict[str, str]:
         """The variables that give a child process the same configuration."""
-        found = {_variable(key): as_text(value) for key, value in self.overrides.items()}
+        found = {
+            f"TRINAMO_{key.replace('.', '__').upper()}": as_text(value)
+            for key, value in self.overrides.items()
+        }
         if self.file is not None:
             found["TRINAMO_CONFIG"] = str(self.file.absolute())
         if self.preset is not None:

@@ -6,7 +6,6 @@ import importlib
 import math
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from trinamo.runtime.logs.text import one_line
 from .options import AsJson, Sources, sources_of, takes_sources
 
 if TYPE_CHECKING:
-    from trinamo.runtime.planes import DeadLetter, EventPlane, QueueStatistics
+    from trinamo.runtime.planes import DeadLetter, EventPlane
 
 
 queue_app = typer.Typer(
@@ -83,6 +82,8 @@ def list_queues(
     sources: Sources,
 ) -> None:
     """List the queues: jobs ready and leased, dead letters, age of the oldest job."""
+    import attrs
+
     from trinamo.runtime.errors import UnavailableError
 
     async def look(events: EventPlane) -> list[dict[str, Any]]:
@@ -90,7 +91,8 @@ def list_queues(
         for name in await events.work_queue_names():
             try:
                 async with events.work_queue(name) as queue:
-                    rows.append(_queue_row(name, await queue.statistics()))
+                    found = await queue.statistics()
+                    rows.append({"queue": name, "ready": found.ready, **attrs.asdict(found)})
             except UnavailableError:
                 continue  # Removed since it was listed.
         return rows
@@ -134,7 +136,11 @@ def show_dead_letters(
 
     letters, count = _run(look, sources)
     if as_json:
-        _write_json([_letter_row(letter) for letter in letters])
+        names = ("attempts", "reason", "dead_s", "payload")
+        rows = [
+            {"job": each.id} | {name: getattr(each, name) for name in names} for each in letters
+        ]
+        _write_json(rows)
     else:
         for letter in letters:
             sys.stdout.write(
@@ -267,22 +273,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _queue_row(name: str, found: QueueStatistics) -> dict[str, Any]:
-    import attrs
-
-    return {"queue": name, "ready": found.ready, **attrs.asdict(found)}
-
-
-def _letter_row(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "job": letter.id,
-        "attempts": letter.attempts,
-        "reason": letter.reason,
-        "dead_s": letter.dead_s,
-        "payload": letter.payload,
-    }
-
-
 def _write_json(value: Any) -> None:
     """Payloads become Base64, as always where JSON meets bytes."""
     import msgspec
@@ -299,17 +289,17 @@ def _run(
     import trio
 
     from trinamo.runtime.errors import DeadlineError, UnavailableError, UnknownOutcomeError
+    from trinamo.transports.assembly.planes import reach_events
 
-    from .running.locating import quiet_log
+    from .running.locating import locate, quiet_log
 
     # What an import takes is not part of the patience with a server.
-    for module in ("trinamo.transports.assembly.planes", "trinamo.transports.nats"):
-        importlib.import_module(module)
+    importlib.import_module("trinamo.transports.nats")
     quiet_log()
 
     async def act() -> Any:
         with trio.move_on_after(patience_s):
-            async with _events(sources) as events:
+            async with reach_events(locate(sources).config) as events:
                 try:
                     await _wait_jetstream(events)
                 except (DeadlineError, UnavailableError) as error:
@@ -348,11 +338,3 @@ def _completions(
         return _run(look, sources_of(ctx.params), patience_s=COMPLETION_TIMEOUT_S) or []
     except Exception:  # noqa: BLE001 -- a shell that completes has no place for it
         return []
-
-
-def _events(sources: Sources) -> AbstractAsyncContextManager[EventPlane]:
-    from trinamo.transports.assembly.planes import reach_events
-
-    from .running.locating import locate
-
-    return reach_events(locate(sources).config)

@@ -35,14 +35,14 @@ config_app = typer.Typer(
 
 def complete_setting(incomplete: str) -> list[tuple[str, str]]:
     """For tab completion: the settings, and what each is about."""
-    from trinamo.runtime.process.settings.settings import SETTINGS
+    from trinamo.runtime.process.settings import SETTINGS
 
     return [(name, each.about) for name, each in SETTINGS.items() if name.startswith(incomplete)]
 
 
 def complete_value(ctx: typer.Context, incomplete: str) -> list[str]:
     """For tab completion: what the setting named before may be, where it takes only some texts."""
-    from trinamo.runtime.process.settings.settings import SETTINGS
+    from trinamo.runtime.process.settings import SETTINGS
 
     setting = SETTINGS.get(ctx.params.get("name") or "")
     return [each for each in (setting.choices if setting else ()) if each.startswith(incomplete)]
@@ -77,7 +77,7 @@ def get(
     """Show what is in force, by process where it differs; `--json` has what is stored, or the default."""
     import msgspec
 
-    from trinamo.runtime.process.settings.settings import find_setting, read_settings
+    from trinamo.runtime.process.settings import find_setting, read_settings
 
     wanted = None if name is None else find_setting(name)
     readings = _run(read_settings, sources)
@@ -130,7 +130,7 @@ def set_value(
     sources: Sources,
 ) -> None:
     """Store a value, which every process takes up at once; a bad one is refused here."""
-    from trinamo.runtime.process.settings.settings import find_setting, reset_setting, write_setting
+    from trinamo.runtime.process.settings import find_setting, reset_setting, write_setting
 
     if (value is None) is not reset:
         raise typer.BadParameter("give a value, or --reset")
@@ -158,7 +158,7 @@ def watch(
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.metrics.metrics import Metrics
     from trinamo.runtime.nurseries import open_nursery
-    from trinamo.runtime.process.settings.settings import Settings as Followed, find_setting
+    from trinamo.runtime.process.settings import Settings as Followed, find_setting
 
     setting = find_setting(name)
 

@@ -12,7 +12,7 @@ import pytest
 
 from trinamo.cli.options import Sources
 from trinamo.cli.running.locating import join, locate
-from trinamo.cli.serve.joining import shared_settings
+from trinamo.cli.up.cluster import shared_settings
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.assembly.run_file import RunFile, process_started

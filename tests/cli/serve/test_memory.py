@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from trinamo.cli.serve.memory import OBJECTS_MAX, settle_memory
+from trinamo.cli.serve.resources import OBJECTS_MAX, settle_memory
 
 class Cycle:
     def __init__(self):
@@ -30,7 +30,7 @@ def test_cycles_are_found_once_there_are_many() -> None:
 BODIES = """
 import re, sys
 from pathlib import Path
-from trinamo.cli.serve.memory import settle_memory
+from trinamo.cli.serve.resources import settle_memory
 
 def rss_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
@@ -59,7 +59,7 @@ def test_long_bodies_of_a_frontend_leave_with_their_requests() -> None:
 HOLES = """
 import re, trio, trio.testing
 from pathlib import Path
-from trinamo.cli.serve.memory import TRIM_INTERVAL_S, memory_trimmed, settle_memory
+from trinamo.cli.serve.resources import TRIM_INTERVAL_S, memory_trimmed, settle_memory
 
 def rss_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10

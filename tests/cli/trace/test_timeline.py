@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from trinamo.cli.status.asking import Answers, Found
+from trinamo.cli.status.asking import Answers
 from trinamo.cli.trace.page import timeline_page
 from trinamo.cli.trace.text import timeline_text
 from trinamo.cli.trace.timeline import TimeLine, time_line, timeline_json
@@ -18,8 +18,8 @@ def leg(name: str, start: float, end: float | None, **facts: str | int) -> LegVi
     return LegView(name=name, start=start, end=end, facts={"outcome": "success", **facts})
 
 
-def found(process: str, request_id: str, *legs: LegView) -> Found:
-    return Found(process, TraceView(request_id=request_id, legs=list(legs)))
+def found(process: str, request_id: str, *legs: LegView) -> tuple[str, TraceView]:
+    return process, TraceView(request_id=request_id, legs=list(legs))
 
 
 OLD, NEW = "mine-0000000000000001", "mine-0000000000000002"

@@ -16,8 +16,7 @@ import trio
 
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from trinamo.cli.options import Sources
-from trinamo.cli.serve.joining import shared_settings
-from trinamo.cli.up.cluster import welcome
+from trinamo.cli.up.cluster import shared_settings, welcome
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig

@@ -25,7 +25,7 @@ from trinamo.runtime.engines.loop.step import StepEngine
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.process.roles import serve_worker
-from trinamo.runtime.process.settings.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
+from trinamo.runtime.process.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
 from trinamo.runtime.process.stopping import StopRequest
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.status_app import Health, build_status_app
+from trinamo.runtime.http.app import Health, build_status_app
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.http.server import Server

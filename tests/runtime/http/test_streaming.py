@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -23,7 +24,6 @@ from trinamo.runtime.errors import EngineError, UnavailableError
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.metrics import FrontendMetrics
-from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.streaming import BodySink, Delivery, EventSink, Recipient
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
@@ -116,10 +116,9 @@ class Served:
         with self.metrics.request("m", "chat") as record, Body(self.answers) as kept:
             to = Recipient(exchange, record, [], kept, 1 << 19, self.tokens_max)
             sink = self.sink_type(to, make_form)
-            delivery = Delivery(exchange, sink, self.context, record, self.config, answer_error)
-            await delivery.run(
-                lambda _, __, sink: forward(sink), GenerateRequest(model="m", prompt="a")
-            )
+            delivery = Delivery(exchange, sink, self.context, record, self.config)
+            engine: Any = SimpleNamespace(forward=lambda _, __, sink: forward(sink))
+            await delivery.run(engine, GenerateRequest(model="m", prompt="a"))
         self.outcome = record.outcome
 
     def value(self, name: str) -> float:

@@ -24,7 +24,7 @@ from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.transports.http.tls.certificates import CertificateSeries
+from trinamo.transports.http.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
 
@@ -49,17 +49,17 @@ async def described() -> str:
         await trio.sleep(1.1)
         pages = await cluster.pages()
     metrics = FrontendMetrics(RealEnv())
-    weights = WeightsMetrics(metrics.registry)
+    weights = WeightsMetrics(metrics)
     weights.lent(1)
     weights.failed("disconnected")
     CertificateSeries(metrics)
     show_losses(metrics)
-    decode = DecodeMetrics(metrics.registry, metrics.clock, "decode_first")
+    decode = DecodeMetrics(metrics, metrics.clock, "decode_first")
     decode.decided(PrefillReason.LONG_PROMPT)
-    prefill = PrefillMetrics(metrics.registry)
+    prefill = PrefillMetrics(metrics)
     with decode.under_way() as remote, prefill.working("decode_first"):
         remote.came(1)
-    transfers = TransferMetrics(metrics.registry)
+    transfers = TransferMetrics(metrics)
     transfers.opened("tcp", is_open=True)
     transfers.started("tcp")
     transfers.done(
@@ -76,7 +76,7 @@ async def described() -> str:
     transfers.fell_back("tcp", "memory")
     transfers.usable("tcp", "a:1", is_usable=True)
     transfers.inquired("settled")
-    migrations = MigrationSeries(metrics.now, metrics.registry)
+    migrations = MigrationSeries(metrics.now, metrics)
     migrations.ended(is_new=True, outcome="migrated", since=metrics.now())
     migrations.refused("spent")
     pages["others"] = metrics.render().decode()

@@ -6,8 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.metrics.process import lag_measured
+from trinamo.runtime.metrics.metrics import Metrics, lag_measured
 
 
 async def test_what_blocks_the_loop_is_seen_once_as_long_as_it_blocks(

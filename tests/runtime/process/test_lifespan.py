@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import ControlPlane, Delete, EventPlane, Put, WatchEvent
 from trinamo.runtime.process import opening
-from trinamo.runtime.process.settings.settings import (
+from trinamo.runtime.process.settings import (
     REQUESTS_MAX,
     SETTINGS_PREFIX,
     reset_setting,

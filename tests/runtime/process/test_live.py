@@ -14,7 +14,7 @@ from trinamo.runtime.caller.router import Router
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.process.settings.settings import (
+from trinamo.runtime.process.settings import (
     LIVE_KEYS,
     find_setting,
     reset_setting,

@@ -22,7 +22,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.process.runtime import Runtime
-from trinamo.runtime.process.settings.settings import (
+from trinamo.runtime.process.settings import (
     PREFILL_TOKENS_LOCAL_MAX,
     QUEUE_DEPTH_MAX,
     SETTINGS,

@@ -13,7 +13,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ControlPlaneError, RequestError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes import ControlPlane, WatchEvent
-from trinamo.runtime.process.settings.settings import (
+from trinamo.runtime.process.settings import (
     REQUESTS_MAX,
     Settings,
     find_setting,

@@ -17,8 +17,7 @@ import trio.testing
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.admission.keys import ApiKeys
-from trinamo.runtime.http.app import build_starlette
-from trinamo.runtime.http.status_app import tasks_routes
+from trinamo.runtime.http.app import build_starlette, tasks_routes
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.tasks import (
     LOOK_INTERVAL_S,

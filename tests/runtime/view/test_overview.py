@@ -12,7 +12,7 @@ from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
-from trinamo.runtime.process.settings.settings import REQUESTS_MAX, write_setting
+from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.view import overview as module
 from trinamo.runtime.view.overview import (

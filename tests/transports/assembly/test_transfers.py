@@ -226,11 +226,11 @@ async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
         open_transfer_chain(wanted, RealEnv()) as theirs,
         open_transfer_router(
             ours.planes,
-            metrics=TransferMetrics(metrics.registry),
+            metrics=TransferMetrics(metrics),
             section=TransferConfig(probe_timeout_s=80),
         ) as router,
         open_transfer_router(
-            theirs.planes, metrics=TransferMetrics(WorkerMetrics(RealEnv()).registry)
+            theirs.planes, metrics=TransferMetrics(WorkerMetrics(RealEnv()))
         ) as other,
     ):
         local = await router.register(here, block_bytes=1024)

@@ -36,7 +36,7 @@ from tests.transports.openai.fake import (
 )
 from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.process.settings.settings import write_setting
+from trinamo.runtime.process.settings import write_setting
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.openai.engine import open_upstream_engine
 

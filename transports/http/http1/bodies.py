@@ -6,7 +6,7 @@ Read by ourselves, because a parser that goes on to the next request does not sa
 from __future__ import annotations
 
 import re
-from typing import Final, TypeAlias
+from typing import Final
 
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 
@@ -35,33 +35,30 @@ _TRAILERS: Final = HeadFault(
 )
 
 
-class _Length:
-    __slots__ = ("_left", "is_complete")
+class BodyReader:
+    """Takes the body that follows `head` off the front of a connection's buffer.
 
-    def __init__(self, length: int) -> None:
-        self._left = length
-        self.is_complete = not length
+    A length, or chunks: sizes, data and trailers. Trailers are judged, and dropped: nobody here reads any.
+    """
 
-    def read(self, buffer: bytearray, into: bytearray) -> None:
-        """Move what is there of the body, at most to its end. Raises `FaultError`."""
-        self._left -= _move(buffer, into, self._left)
-        self.is_complete = not self._left
+    __slots__ = ("_chunks", "_extensions", "_left", "_rest", "_size", "_trailers", "is_complete")
 
-
-class _Chunks:
-    """Sizes, data and trailers. Trailers are judged, and dropped: nobody here reads any."""
-
-    __slots__ = ("_chunks", "_extensions", "_left", "_size", "_trailers", "is_complete")
-
-    def __init__(self) -> None:
+    def __init__(self, head: RequestHead) -> None:
+        self._rest = None if head.is_chunked else head.length
+        """Of a body with a length; None of chunks."""
         self._left: int | None = None
         """Of the current chunk and the line end behind it; None before a size."""
         self._extensions = self._chunks = self._size = 0
         self._trailers: int | None = None
         """Bytes of trailers so far; None before the last chunk."""
-        self.is_complete = False
+        self.is_complete = self._rest == 0
 
     def read(self, buffer: bytearray, into: bytearray) -> None:
+        """Move what is there of the body, at most to its end. Raises `FaultError`."""
+        if self._rest is not None:
+            self._rest -= _move(buffer, into, self._rest)
+            self.is_complete = not self._rest
+            return
         while not self.is_complete and self._step(buffer, into):
             pass
 
@@ -110,15 +107,6 @@ class _Chunks:
             raise FaultError(_CHUNK)
         self._trailers = before + len(line)
         return True
-
-
-BodyReader: TypeAlias = _Length | _Chunks
-"""Takes one body off the front of a connection's buffer."""
-
-
-def open_body(head: RequestHead) -> BodyReader:
-    """The reader of the body that follows `head`."""
-    return _Chunks() if head.is_chunked else _Length(head.length)
 
 
 def _move(buffer: bytearray, into: bytearray, bytes_max: int) -> int:

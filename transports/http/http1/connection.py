@@ -20,17 +20,16 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import LocalProtocolError
-from trinamo.runtime.http.exchanges import Headers
+from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
-from ..exchange import Exchange
 from ..output import Output
 from ..refusals import Refusals
-from .bodies import open_body
+from .bodies import BodyReader
 from .heads import FaultError, HeadReader, RequestHead
 
 READ_BYTES: Final = 1 << 16
@@ -69,7 +68,6 @@ class Http1Connection:
         self._answer, self._on_phase = answer, on_phase
         self.output = Output(
             wire,
-            self._spawn,
             self.abort,
             backlogs,
             party_of(self.address),
@@ -80,7 +78,6 @@ class Http1Connection:
         self._buffer = bytearray()
         self._exchange: Http1Exchange | None = None
         self._request_count = self._sends_seen = 0
-        self._nursery: trio.Nursery | None = None
         self._reads = True
         self._drops = False
         """What arrives is read only to be dropped."""
@@ -101,7 +98,7 @@ class Http1Connection:
     async def serve(self) -> None:
         """Answer what comes until one side ends it. The caller closes the socket."""
         async with open_nursery() as nursery:
-            self._nursery = nursery
+            self.output.nursery = nursery
             self._set_deadline(self._config.keep_alive_s)
             await self._read()
             while self._exchange is not None:
@@ -126,10 +123,6 @@ class Http1Connection:
         if self._exchange is not None:
             self._exchange.leave()
 
-    def body_taken(self) -> None:
-        """There may be room for more to be read."""
-        self._notify()
-
     # --- the reader ------------------------------------------------------------------------------
 
     async def _read(self) -> None:
@@ -147,52 +140,51 @@ class Http1Connection:
             self._reads = False
 
     async def _read_on(self) -> None:
-        data: bytes | None = None
         while self._reads:
-            while self._is_full:
-                self._set_deadline(self._config.write_timeout_s)
-                self._sends_seen = self.output.sends
-                await self._wait_change()
-                if self._exchange is not None:
-                    self._deadline = math.inf
-            data = await self._receive()
+            exchange = self._exchange
+            ahead = 0 if exchange is None else len(self._buffer) + len(exchange.body)
+            if ahead >= READ_AHEAD_BYTES_MAX and not self._drops:
+                await self._wait_taken()
+                continue
+            is_plain = exchange is not None and exchange.head.length
+            try:
+                data = await self._wire.receive(READ_BYTES if is_plain else CHUNKS_READ_BYTES)
+            except (OSError, trio.ClosedResourceError):
+                self._hung_up(is_broken=True)
+                return
             if not data:
-                break
-            self._take(data)
+                self._hung_up(is_broken=False)
+                return
+            if self._drops:
+                self._set_deadline(min(LINGER_S, self._drops_until - trio.current_time()))
+                continue
+            self._buffer += data
+            if self._exchange is None:
+                self._advance()
+            elif not self._exchange.is_body_complete:
+                self._take_body(self._exchange)
+
+    async def _wait_taken(self) -> None:
+        """The client is ahead: read no more until something is taken or answered."""
+        self._set_deadline(self._config.write_timeout_s)
+        self._sends_seen = self.output.sends
+        await self._wait_change()
+        if self._exchange is not None:
+            self._deadline = math.inf
+
+    def _hung_up(self, *, is_broken: bool) -> None:
+        """Nothing more comes: who is not answered yet has left."""
         self._reads = False
         exchange = self._exchange
-        if exchange is not None and not exchange.is_finished:
-            is_whole = exchange.is_body_complete and not exchange.has_begun
-            if data == b"" and exchange.method == b"GET" and is_whole:
-                # It costs little, and a write fails if nobody is there.
-                return
-            exchange.leave()
-            self.output.drop()
-            self.socket.close()
-
-    async def _receive(self) -> bytes | None:
-        """The next bytes; empty at the end, None where the connection is broken."""
-        is_plain = self._exchange is not None and self._exchange.head.length
-        try:
-            return await self._wire.receive(READ_BYTES if is_plain else CHUNKS_READ_BYTES)
-        except (OSError, trio.ClosedResourceError):
-            return None
-
-    @property
-    def _is_full(self) -> bool:
-        if self._exchange is None or self._drops:
-            return False
-        return len(self._buffer) + self._exchange.body_bytes >= READ_AHEAD_BYTES_MAX
-
-    def _take(self, data: bytes) -> None:
-        if self._drops:
-            self._set_deadline(min(LINGER_S, self._drops_until - trio.current_time()))
+        if exchange is None or exchange.is_finished:
             return
-        self._buffer += data
-        if self._exchange is None:
-            self._advance()
-        elif not self._exchange.is_body_complete:
-            self._take_body(self._exchange)
+        is_whole = exchange.is_body_complete and not exchange.has_begun
+        if is_whole and exchange.method == b"GET" and not is_broken:
+            # It costs little, and a write fails if nobody is there.
+            return
+        exchange.leave()
+        self.output.drop()
+        self.socket.close()
 
     def _advance(self) -> None:
         """Begin the next request, if its head is there."""
@@ -211,7 +203,8 @@ class Http1Connection:
         self._exchange = exchange
         self._on_phase(self)
         if self._request_count == 1:
-            self._spawn(self._run)
+            assert self.output.nursery is not None
+            self.output.nursery.start_soon(self._run)
         elif self._idle_runner is not None:
             trio.lowlevel.reschedule(self._idle_runner)
             self._idle_runner = None
@@ -241,7 +234,7 @@ class Http1Connection:
         self.output.end()
         self._drops_until = trio.current_time() + LINGER_MAX_S
         self._set_deadline(LINGER_S)
-        self._notify()
+        self.notify()
 
     def _stop_reading(self) -> None:
         self._reads = False
@@ -278,6 +271,7 @@ class Http1Connection:
         await trio.lowlevel.wait_task_rescheduled(abandon)
 
     def _end(self, exchange: Http1Exchange) -> None:
+        """Behind an answer: wait for the next request, begin it, or end."""
         self._exchange = None
         exchange.release()
         self.output.on_room(None)
@@ -294,45 +288,40 @@ class Http1Connection:
         else:
             self._linger()
         self._on_phase(self)
-        self._notify()
-
-    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(work)
+        self.notify()
 
     async def _wait_change(self) -> None:
         if self._changed is None:
             self._changed = trio.Event()
         await self._changed.wait()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """The reader may go on, or `serve` may end: something was taken, answered or given up."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
 
-class Http1Exchange(Exchange):
+class Http1Exchange(HttpExchange):
     """One request and its answer: an `HttpExchange`. What is written while `is_gone` is dropped."""
 
     def __init__(self, owner: Http1Connection, head: RequestHead) -> None:
         super().__init__(head, owner.address)
         self.is_last = head.is_last
         self._owner, self._output = owner, owner.output
-        self._reader = open_body(head)
+        self._reader = BodyReader(head)
+        self.is_body_complete = self._reader.is_complete
         self._is_1_1 = head.is_1_1
         self._is_chunked = False
 
-    @property
-    def is_body_complete(self) -> bool:
-        return self._reader.is_complete
-
     def take(self, buffer: bytearray) -> None:
         """Take from `buffer` what belongs to the body. Raises `FaultError`."""
-        self._reader.read(buffer, self._body)
+        self._reader.read(buffer, self.body)
+        self.is_body_complete = self._reader.is_complete
         self._notify()
 
     def _taken(self) -> None:
-        self._owner.body_taken()
+        self._owner.notify()
 
     def _ask_on(self) -> None:
         self._output.send(CONTINUE)
@@ -348,8 +337,7 @@ class Http1Exchange(Exchange):
         if self.is_finished:
             raise LocalProtocolError("an answer ends once")
         head = b"" if self.has_begun else self._make_head(len(data))
-        out = head + self._frame(data)
-        self._check_end()
+        out = head + self._frame(data, is_last=True)
         if self._is_chunked:
             out += LAST_CHUNK
         self.is_finished = True
@@ -366,45 +354,32 @@ class Http1Exchange(Exchange):
     async def wait_room(self) -> None:
         await self._output.wait_room()
 
-    def _frame(self, data: bytes) -> bytes:
-        data = self._check(data)
-        return encode_chunk(data) if self._is_chunked else data
+    def _frame(self, data: bytes, *, is_last: bool = False) -> bytes:
+        data = self._check(data, is_last=is_last)
+        if data and self._is_chunked:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        return data
 
     def _make_head(self, length: int | None) -> bytes:
         headers, length = self._open(length)
-        more = self._owner.dates.line() + self._make_framing(length)
+        line = _STATUS_LINES.get(self.status) or b"HTTP/1.1 %d \r\n" % self.status
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+            raise LocalProtocolError("a header of an answer has a line end in it")
+        more = b"date: %b\r\n" % self._owner.dates.value()
+        self._is_chunked = length is None and self._is_1_1 and not self._is_mute
+        if length is not None:
+            more += b"content-length: %d\r\n" % length
+        elif not self._is_mute or self.method == b"HEAD":
+            if self._is_1_1:
+                more += b"transfer-encoding: chunked\r\n"
+            else:
+                self.is_last = True
         # A client that keeps its connections would send its next request into the close.
-        self.is_last |= self._owner.is_closing or not self._reader.is_complete
+        self.is_last |= self._owner.is_closing or not self.is_body_complete
         if self.is_last:
             more += b"connection: close\r\n"
         elif not self._is_1_1:
             more += b"connection: keep-alive\r\n"
-        head = encode_head(self.status, headers, more)
         self.has_begun = True
-        return head
-
-    def _make_framing(self, length: int | None) -> bytes:
-        self._is_chunked = False
-        if length is not None:
-            return b"content-length: %d\r\n" % length
-        if self._is_mute and self.method != b"HEAD":
-            return b""
-        if self._is_1_1:
-            self._is_chunked = not self._is_mute
-            return b"transfer-encoding: chunked\r\n"
-        self.is_last = True
-        return b""
-
-
-def encode_head(status: int, headers: Headers, more: bytes) -> bytes:
-    """A head with `more` lines. Raises `LocalProtocolError` for a header that would be two."""
-    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
-        raise LocalProtocolError("a header of an answer has a line end in it")
-    return b"%b%b%b\r\n" % (line, lines, more)
-
-
-def encode_chunk(data: bytes) -> bytes:
-    """`data` as a chunk; nothing for nothing, as an empty one would be the last."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return b"%b%b%b\r\n" % (line, lines, more)

@@ -71,13 +71,18 @@ class RequestHead:
         self.method, self.headers = method, headers
         self.is_1_1 = version == b"1.1"
         self.version = "1.1" if self.is_1_1 else "1.0"
-        self.is_last = not self.is_1_1
         self.length = 0
         self.is_chunked = self.expects_continue = False
-        self._read_framing(version)
+        hosts = self._read_framing(version)
+        if len(hosts) > 1 or (self.is_1_1 and not hosts):
+            raise FaultError(_HOST)
+        self.host = hosts[0] if hosts else None
+        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
+            raise FaultError(_HOST)
         self.path, _, self.query = self._origin_form(target).partition(b"?")
 
-    def _read_framing(self, version: bytes) -> None:
+    def _read_framing(self, version: bytes) -> list[bytes]:
+        """What says where the body ends, and the connection; the names that the server is called by."""
         hosts: list[bytes] = []
         options: list[bytes] = []
         for name, value in self.headers:
@@ -96,18 +101,12 @@ class RequestHead:
             else:
                 self.expects_continue = self.is_1_1 and value.lower() == b"100-continue"
         if self.is_chunked or not self.is_1_1:
-            _refuse(find_fault_in_fields(version, self.headers))
-        if options:
-            told = {option.strip() for option in options}
-            self.is_last = b"close" in told or not (self.is_1_1 or b"keep-alive" in told)
-        self._read_host(hosts)
-
-    def _read_host(self, hosts: list[bytes]) -> None:
-        if len(hosts) > 1 or (self.is_1_1 and not hosts):
-            raise FaultError(_HOST)
-        self.host = hosts[0] if hosts else None
-        if self.host is not None and not HOST_VALUE.fullmatch(self.host):
-            raise FaultError(_HOST)
+            fault = find_fault_in_fields(version, self.headers)
+            if fault is not None:
+                raise FaultError(fault)
+        told = {option.strip() for option in options}
+        self.is_last = b"close" in told or not (self.is_1_1 or b"keep-alive" in told)
+        return hosts
 
     def _origin_form(self, target: bytes) -> bytes:
         """The target as a path with its query; `*` only where a method may ask for it."""
@@ -137,11 +136,8 @@ class HeadReader:
             431, f"the head is longer than {bytes_max} bytes, which is the limit"
         )
         self._fed = 0
-        self._begin()
-
-    def _begin(self) -> None:
         self._headers: Headers = []
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser
 
     def read(self, buffer: bytearray) -> RequestHead | None:
         """Remove a head from `buffer`; None if it is not there yet, and `buffer` is left alone.
@@ -158,22 +154,23 @@ class HeadReader:
             return None
         if len(whole) > self._bytes_max:
             raise FaultError(self._too_long)
-        _refuse(find_fault_in_bytes(whole))
-        self._feed(whole[self._fed :] if self._fed else whole)
-        if end < 0:
-            self._fed = len(whole)
-            return None
-        del buffer[: end + 4]
-        return self._take(whole)
-
-    def _feed(self, data: bytes) -> None:
+        if (fault := find_fault_in_bytes(whole)) is not None:
+            raise FaultError(fault)
+        if not self._fed:
+            self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(whole[self._fed :] if self._fed else whole)
         except httptools.HttpParserUpgrade:
             # An offer, which is not taken: what follows is HTTP (RFC 9110, section 7.8).
             pass
         except httptools.HttpParserError:
             raise FaultError(_NOT_HTTP) from None
+        if end < 0:
+            self._fed = len(whole)
+            return None
+        self._fed = 0
+        del buffer[: end + 4]
+        return self._take(whole)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What llhttp calls for each field."""
@@ -188,12 +185,5 @@ class HeadReader:
             raise FaultError(_TARGET_LENGTH)
         if not version.startswith(b"HTTP/") or method != self._parser.get_method():
             raise FaultError(_REQUEST_LINE)
-        headers = self._headers
-        self._fed = 0
-        self._begin()
+        headers, self._headers = self._headers, []
         return RequestHead(method, target, version[5:], headers)
-
-
-def _refuse(fault: HeadFault | None) -> None:
-    if fault is not None:
-        raise FaultError(fault)

@@ -55,7 +55,11 @@ class FrameBudget:
             at += len(taken)
             if len(self._head) == HEAD_BYTES:
                 self._body_left = int.from_bytes(self._head[:3], "big")
-                self._left -= _cost(self._head[3], self._body_left)
+                kind = self._head[3]
+                if kind != DATA:
+                    self._left -= _COSTS.get(kind, _OTHERS_COST)
+                elif self._body_left < SMALL_DATA_BYTES:
+                    self._left -= 1
                 self._head.clear()
 
     def spend(self, cost: float) -> None:
@@ -65,9 +69,3 @@ class FrameBudget:
     def repay(self, amount: float) -> None:
         """The client took something."""
         self._left = min(BUDGET, self._left + amount)
-
-
-def _cost(kind: int, size: int) -> int:
-    if kind == DATA:
-        return 1 if size < SMALL_DATA_BYTES else 0
-    return _COSTS.get(kind, _OTHERS_COST)

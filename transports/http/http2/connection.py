@@ -4,8 +4,8 @@
 Here one task reads and one writes. Whoever answers changes the state without waiting, and the writer
 sends what came together, in turns of one frame for each stream. A connection has at most
 `STREAMS_MAX` requests, those included that their client has given up and that have not ended yet.
-What this file does not do: TLS and the choice of the protocol (`../tls/connection.py`), and what is
-answered (`../driver.py`).
+What this file does not do: TLS and the choice of the protocol (`../driver.py`), and what is
+answered (likewise).
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class Http2Connection:
         self._backlogs, self._party = backlogs, party_of(self.address)
         self.output = Output(
             wire,
-            self._spawn,
             self.abort,
             backlogs,
             self._party,
@@ -108,7 +107,6 @@ class Http2Connection:
         self._written = trio.Event()
         self._changed = trio.Event()
         self._idle = trio.CancelScope()
-        self._nursery: trio.Nursery | None = None
 
     @property
     def phase(self) -> Phase:
@@ -121,7 +119,7 @@ class Http2Connection:
     async def serve(self) -> None:
         """Read until the client ends it, breaks a rule, or is idle for too long."""
         async with open_nursery() as nursery:
-            self._nursery = nursery
+            self.output.nursery = nursery
             nursery.start_soon(self._write)
             nursery.start_soon(self._stalls.run)
             self._h2.initiate_connection()
@@ -159,10 +157,6 @@ class Http2Connection:
         abort(self.socket)
         self.output.drop()
         self._idle.cancel()
-
-    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(work)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -213,7 +207,11 @@ class Http2Connection:
             case h2.events.DataReceived() | h2.events.StreamEnded():
                 self._take_body(event)
             case h2.events.StreamReset():
-                self._take_reset(event)
+                if not event.remote_reset:
+                    # The client made us reset it, which is as dear as its own.
+                    self._budget.spend(RESET_COSTS)
+                if stream := self._streams.get(event.stream_id):
+                    self._forget(stream)
             case h2.events.WindowUpdated(stream_id=stream_id) if stream_id:
                 self._take_turns([stream_id])
             case h2.events.WindowUpdated():
@@ -244,13 +242,6 @@ class Http2Connection:
             self.grant(stream_id, size)
         elif size:
             stream.put(bytes(event.data or b""), size)
-
-    def _take_reset(self, event: h2.events.StreamReset) -> None:
-        if not event.remote_reset:
-            # The client made us reset it, which is as dear as its own.
-            self._budget.spend(RESET_COSTS)
-        if stream := self._streams.get(event.stream_id):
-            self._forget(stream)
 
     def _take_turns(self, stream_ids: Iterable[int]) -> None:
         """The client has granted room to these streams, or to the connection."""
@@ -283,7 +274,8 @@ class Http2Connection:
         if self._taken == STREAMS_PER_CONNECTION:
             self.close_when_idle()
         self._on_phase(self)
-        self._spawn(partial(self._run, stream))
+        assert self.output.nursery is not None
+        self.output.nursery.start_soon(self._run, stream)
 
     async def _run(self, stream: CarriedExchange) -> None:
         try:
@@ -291,7 +283,16 @@ class Http2Connection:
             if stream.is_finished:
                 await stream.sent()
         finally:
-            self._end(stream)
+            stream.release()
+            if stream.is_sent:
+                self._budget.repay(ANSWER_REPAYS)
+            elif not stream.is_gone:
+                self._reset(stream.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+            self._forget(stream)
+            del self._streams[stream.stream_id]
+            self._on_phase(self)
+            self._watch_idle()
+            self._collect()
         if stream.is_sent and not stream.is_body_complete:
             # The answer did not need the rest of the body. Some clients look for an answer only
             # when they have sent all of it, so it is taken for a while (RFC 9113, section 8.1).
@@ -299,19 +300,6 @@ class Http2Connection:
                 await trio.sleep(LINGER_MAX_S)
             del self._lingering[stream.stream_id]
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
-
-    def _end(self, stream: CarriedExchange) -> None:
-        stream_id = stream.stream_id
-        stream.release()
-        if stream.is_sent:
-            self._budget.repay(ANSWER_REPAYS)
-        elif not stream.is_gone:
-            self._reset(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
-        self._forget(stream)
-        del self._streams[stream_id]
-        self._on_phase(self)
-        self._watch_idle()
-        self._collect()
 
     def _watch_idle(self) -> None:
         """Without a stream, wait for a bounded time; not at all, if none may come."""
@@ -370,27 +358,26 @@ class Http2Connection:
 
     async def _write(self) -> None:
         try:
-            await self._write_on()
+            # Once it is broken, `abort` has ended the reader.
+            while not self.output.is_broken:
+                ended = self._fill()
+                if self._control:
+                    data, self._control = bytes(self._control), bytearray()
+                    self.output.send(data)
+                    await self.output.wait_flushed()
+                    if not self.output.is_broken:
+                        for stream in ended:
+                            stream.was_sent()
+                    self._notify()
+                    await trio.lowlevel.checkpoint()
+                elif self._is_over:
+                    return
+                else:
+                    await self._wait_for(
+                        lambda: bool(self._control or self._ready or self._is_over)
+                    )
         finally:
             self._written.set()
-
-    async def _write_on(self) -> None:
-        # Once it is broken, `abort` has ended the reader.
-        while not self.output.is_broken:
-            ended = self._fill()
-            if self._control:
-                data, self._control = bytes(self._control), bytearray()
-                self.output.send(data)
-                await self.output.wait_flushed()
-                if not self.output.is_broken:
-                    for stream in ended:
-                        stream.was_sent()
-                self._notify()
-                await trio.lowlevel.checkpoint()
-            elif self._is_over:
-                return
-            else:
-                await self._wait_for(lambda: bool(self._control or self._ready or self._is_over))
 
     def _fill(self) -> list[CarriedExchange]:
         """Take what streams may send, a frame of each in turn; those whose last frame it was."""

@@ -22,8 +22,6 @@ import typer
 from ..failures import EXIT_FAILED
 from .transfer_text import Row, rows_json, rows_svg, show
 
-__all__ = ["Peer", "Row", "bench_app", "measure", "show", "transfer"]
-
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
 )

@@ -82,9 +82,6 @@ class _Memory:
     def blocks(self) -> npt.NDArray[np.uint8]:
         return self.array.reshape(2 * self.count, self.block_bytes)
 
-    def received(self, targets: list[int]) -> npt.NDArray[np.uint8]:
-        return self.blocks[targets]
-
     def clear(self) -> None:
         self.blocks[self.count :] = 0
 
@@ -101,7 +98,7 @@ def _is_as_sent(memory: _Memory, seed: int, used: int) -> bool:
     """Whether the blocks that were received are those of the peer with `seed`."""
     sent = _Memory.of(seed, memory.count, memory.block_bytes)
     sources, targets = _lists(memory.count, used)
-    return bool(np.array_equal(memory.received(targets), sent.blocks[sources]))
+    return bool(np.array_equal(memory.blocks[targets], sent.blocks[sources]))
 
 
 async def _say(answer: dict[str, Any]) -> None:

@@ -29,6 +29,8 @@ STEADY_S: Final = 30.0
 """A child that served this long before it crashed is started again without a longer pause."""
 OUTPUT_GRACE_S: Final = 1.0
 """How long after a child's end its last lines are waited for."""
+END_MARGIN_S: Final = 3.0
+"""What a child gets beyond the deadlines of its own shutdown before it is killed."""
 
 
 class ChildState(enum.StrEnum):
@@ -100,14 +102,20 @@ class Child:
                 if self._end_asked.is_set():
                     break
                 if not self._was_ready:
-                    self._give_up(status)
+                    why = self._failure or UnavailableError(
+                        f"{_ending(status)} before it was ready"
+                    )
+                    kind = ConfigError if isinstance(why, ConfigError) else UnavailableError
+                    self._failure = kind(f"{self.name} did not start: {why.message}")
                     break
                 self.state = ChildState.RESTARTING
                 if trio.current_time() - started_at >= STEADY_S:
                     pause_s = PAUSE_MIN_S
+                # What it said of its end over the ready pipe, which is read whatever its log does.
+                words = f" ({self._words})" if self._words else ""
+                self._words = ""
                 self._on_event(
-                    f"{self.name} {_ending(status)}{self._last_words()};"
-                    f" starting it again in {pause_s:g} s"
+                    f"{self.name} {_ending(status)}{words}; starting it again in {pause_s:g} s"
                 )
                 with trio.move_on_after(pause_s):
                     await self._end_asked.wait()
@@ -136,17 +144,6 @@ class Child:
         """End the process that runs now, killed after `grace_s`; `run` starts another one."""
         if self._process is not None:
             await terminate(self._process, grace_s=grace_s)
-
-    def _last_words(self) -> str:
-        """What it said of its end over the ready pipe, which is read whatever its log does."""
-        words, self._words = self._words, ""
-        return f" ({words})" if words else ""
-
-    def _give_up(self, status: int) -> None:
-        if self._failure is None:
-            self._failure = UnavailableError(f"{_ending(status)} before it was ready")
-        kind = ConfigError if isinstance(self._failure, ConfigError) else UnavailableError
-        self._failure = kind(f"{self.name} did not start: {self._failure.message}")
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -208,7 +205,13 @@ class Child:
         async for line in _lines(news):
             match parse_line(line):
                 case ("ready", facts):
-                    self._became_ready(facts)
+                    self.facts = facts
+                    if not self._end_asked.is_set():
+                        self.state = ChildState.READY
+                    if self._was_ready:
+                        self._on_event(f"{self.name} is back")
+                    self._was_ready = True
+                    self._settled.set()
                 case ("error", facts):
                     kind = ConfigError if facts.get("code") == "config" else UnavailableError
                     self._words = str(facts.get("message", ""))
@@ -216,15 +219,6 @@ class Child:
                         self._failure = kind(self._words)
                 case _:
                     pass  # Nothing else is said there, and a stray line harms nobody.
-
-    def _became_ready(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-        if not self._end_asked.is_set():
-            self.state = ChildState.READY
-        if self._was_ready:
-            self._on_event(f"{self.name} is back")
-        self._was_ready = True
-        self._settled.set()
 
 
 def _ending(status: int) -> str:
@@ -249,3 +243,41 @@ async def _lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[bytes]:
             buffer.clear()
     if buffer:
         yield bytes(buffer)
+
+
+# --- several at once ---
+
+
+async def wait_all_ready(children: Sequence[Child]) -> None:
+    """Return once all serve; raises what kept the first of them from it."""
+    # One after the other, but the first that fails must not wait for a slower one before it.
+    failed: list[Exception] = []
+    async with open_nursery() as nursery:
+
+        async def wait(child: Child) -> None:
+            try:
+                await child.wait_ready()
+            except Exception as error:  # noqa: BLE001 -- raised below, without its group
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+
+        for child in children:
+            nursery.start_soon(wait, child)
+    if failed:
+        raise failed[0]
+
+
+async def end_all(children: Sequence[Child], grace_s: float, say: Callable[[str], None]) -> None:
+    """Ask all to go, each of which needs at most `grace_s`; say how each of them went."""
+
+    async def end(child: Child) -> None:
+        started_at = trio.current_time()
+        if await child.end(grace_s=grace_s + END_MARGIN_S):
+            took_s = trio.current_time() - started_at
+            say(f"{child.name} has ended ({took_s:.1f} s)")
+        else:
+            say(f"{child.name} did not end in time and was killed")
+
+    async with open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(end, child)

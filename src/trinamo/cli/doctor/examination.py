@@ -25,7 +25,7 @@ from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
-from trinamo.transports.http.tls.certificates import Certificates, find_certificate_faults
+from trinamo.transports.http.certificates import Certificates, find_certificate_faults
 
 from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
@@ -47,7 +47,14 @@ _EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
 
 async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
-    found = [*_packages(target), *_model(target.config), _cluster(target)]
+    run, started = (
+        target.run,
+        Finding("cluster", Verdict.NOTE, "none was started here by `trinamo up`", "trinamo up"),
+    )
+    if run is not None:
+        text = f"`trinamo up`, pid {run.pid}, {run.state}: {run.url or 'not ready yet'}"
+        started = Finding("cluster", Verdict.GOOD, text)
+    found = [*_packages(target), *_model(target.config), started]
     servers: dict[str, Finding] = {}
     discovered: list[Finding] = []
 
@@ -97,8 +104,11 @@ def _packages(target: Target) -> Iterator[Finding]:
         )
     else:
         yield Finding("trinamo", Verdict.GOOD, text + there)
+    section = target.config.control_plane
     needs = {
-        "embedded": target.run is not None or _plans_servers(target),
+        # `trinamo up` would start servers of its own with this configuration.
+        "embedded": target.run is not None
+        or (section.backend == "etcd" and section.embedded is not False and not target.is_named),
         "llamacpp": target.config.worker.engine == "llamacpp",
     }
     for extra, is_needed in needs.items():
@@ -120,12 +130,6 @@ def _versions(names: list[str]) -> tuple[str, str]:
         except PackageNotFoundError:
             missing.append(name)
     return ", ".join(there), ", ".join(missing)
-
-
-def _plans_servers(target: Target) -> bool:
-    """Whether `trinamo up` would start servers of its own with this configuration."""
-    section = target.config.control_plane
-    return section.backend == "etcd" and section.embedded is not False and not target.is_named
 
 
 def _model(config: Config) -> Iterator[Finding]:
@@ -157,16 +161,6 @@ def _model(config: Config) -> Iterator[Finding]:
 
 
 # --- what runs -------------------------------------------------------------------------------
-
-
-def _cluster(target: Target) -> Finding:
-    run = target.run
-    if run is not None:
-        where = run.url or "not ready yet"
-        return Finding(
-            "cluster", Verdict.GOOD, f"`trinamo up`, pid {run.pid}, {run.state}: {where}"
-        )
-    return Finding("cluster", Verdict.NOTE, "none was started here by `trinamo up`", "trinamo up")
 
 
 async def _etcd(target: Target, found: dict[str, Finding]) -> None:

@@ -89,30 +89,9 @@ LIBRARIES: Final = {
 
 def load(name: str) -> Loaded:
     """Load one of `LIBRARIES` in a process of its own; takes a second, at most ten."""
-    done = _run(LIBRARIES[name].program)
-    if isinstance(done, str):
-        return Loaded(problem=done)
-    output = done.stdout[-_OUTPUT_CHARS_MAX:].splitlines()
-    transports = parse_transports(output)
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.strip()]
-        code = done.returncode
-        how = f"with status {code}" if code > 0 else f"by {signal.Signals(-code).name}"
-        problem = _said(words[-1]) if words and code > 0 else f"its process ended {how}"
-        return Loaded(problem=problem, transports=transports)
-    return Loaded(text=output[-1] if output else "loads", transports=transports)
-
-
-def _said(line: str) -> str:
-    """The message of a traceback's last line, without the name of the class."""
-    kind, _, text = line.partition(": ")
-    return text if text and kind.replace(".", "").isidentifier() else line
-
-
-def _run(program: str, *args: str) -> subprocess.CompletedProcess[str] | str:
     try:
-        return subprocess.run(  # noqa: S603 -- our own programs, above
-            [sys.executable, "-c", program, *args],
+        done = subprocess.run(  # noqa: S603 -- our own programs, above
+            [sys.executable, "-c", LIBRARIES[name].program],
             capture_output=True,
             text=True,
             errors="replace",
@@ -120,7 +99,20 @@ def _run(program: str, *args: str) -> subprocess.CompletedProcess[str] | str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"did not load within {_TIMEOUT_S:g} s"
+        return Loaded(problem=f"did not load within {_TIMEOUT_S:g} s")
+    output = done.stdout[-_OUTPUT_CHARS_MAX:].splitlines()
+    transports = parse_transports(output)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        code = done.returncode
+        how = f"with status {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+        problem = f"its process ended {how}"
+        if words and code > 0:
+            # The message of a traceback's last line, without the name of the class.
+            kind, _, text = words[-1].partition(": ")
+            problem = text if text and kind.replace(".", "").isidentifier() else words[-1]
+        return Loaded(problem=problem, transports=transports)
+    return Loaded(text=output[-1] if output else "loads", transports=transports)
 
 
 def parse_transports(lines: Iterable[str]) -> tuple[str, ...]:

@@ -36,10 +36,6 @@ EXIT_S: Final = 1.0
 _LOSS: Final = "%d lines were dropped, because nobody read them"
 
 
-def _loss_line(count: int) -> str:
-    return f"{_LOSS % count}\n"
-
-
 class Output(io.TextIOBase):
     """A text stream on a descriptor whose writers never wait.
 
@@ -62,7 +58,7 @@ class Output(io.TextIOBase):
         self._thread: threading.Thread | None = None
         self.lines_dropped = 0
         """Lines that nobody will see, ever."""
-        self.tell_loss: Callable[[int], str] = _loss_line
+        self.tell_loss: Callable[[int], str] = lambda count: f"{_LOSS % count}\n"
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

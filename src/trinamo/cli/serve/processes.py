@@ -20,8 +20,7 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.transports.assembly.run_file import ProcessEntry
 
-from ..children.child import Child
-from ..children.groups import end_all, wait_all_ready
+from ..children.child import Child, end_all, wait_all_ready
 from ..children.hangs import watch_for_hangs
 from ..children.shared_port import frontend_grace_s, reserved_port, sharing, status_url_of
 from ..options import Sources
@@ -48,7 +47,11 @@ async def run_processes(
             with suppress(trio.WouldBlock):
                 send.send_nowait(None)
 
-        children = [_child(f"frontend-{number + 1}", environ, heard) for number in range(count)]
+        names = [f"frontend-{number + 1}" for number in range(count)]
+        children = [
+            Child(name, ["frontend", "--name", name], environ, on_line=None, on_event=heard)
+            for name in names
+        ]
         async with stopped_by_signals() as stop, open_nursery() as nursery:
             for child in children:
                 nursery.start_soon(child.run, name=child.name)
@@ -63,10 +66,6 @@ async def run_processes(
                 await stop.wait()
                 await end_all(children, frontend_grace_s(config), _log.info)
             nursery.cancel_scope.cancel()
-
-
-def _child(name: str, environ: dict[str, str], on_event: Callable[[str], None]) -> Child:
-    return Child(name, ["frontend", "--name", name], environ, on_line=None, on_event=on_event)
 
 
 async def _publish(

@@ -14,7 +14,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.logs.fields import name_process
 from trinamo.runtime.logs.setup import set_log_level
-from trinamo.runtime.metrics.process import lag_measured, show_process
+from trinamo.runtime.metrics.metrics import lag_measured, show_process
 from trinamo.runtime.process.roles import (
     FrontendReady,
     WorkerReady,
@@ -30,8 +30,8 @@ from trinamo.transports.assembly.planes import RealTransports
 
 from ..running.frontends_file import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
-from .memory import memory_trimmed, settle_memory
 from .output import show_losses
+from .resources import memory_trimmed, settle_memory
 from .weights import held_weights, take_missing_weights
 
 _log = logging.getLogger("trinamo.cli")
@@ -49,7 +49,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     metrics = WorkerMetrics(env)
     show_losses(metrics)
     show_process(metrics, "worker")
-    counted = WeightsMetrics(metrics.registry)
+    counted = WeightsMetrics(metrics)
     async with (
         stopped_by_signals() as stop,
         lag_measured(metrics),
@@ -64,6 +64,11 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             for section, engine in zip(sections, choices, strict=True)
         ]
         models = ", ".join(each.info.model for each in engines)
+
+        def told(runtime: Runtime) -> None:
+            name_process(instance_id=runtime.instance_id or "", model=models)
+            runtime.live.listen(_tune_log)
+
         await serve_worker(
             config,
             env,
@@ -71,7 +76,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
             engines,
             stop,
             ready=_settled(ready, maps_bodies=False),
-            opened=partial(_opened, model=models),
+            opened=told,
             metrics=metrics,
             metadata={"pid": str(os.getpid())},
             weights=held_weights(list(zip(sections, engines, strict=True)), counted),
@@ -93,7 +98,9 @@ async def run_frontend(
     show_process(metrics, "frontend")
     if name:
         name_process(process=name)
-        _tell_name(metrics, name)
+        # A scrape of a shared port must say whose numbers these are.
+        info = metrics.counts("process_info", "Whose page this is", "process", "pid", may_fall=True)
+        info.tally(name, str(os.getpid())).value = 1
     async with stopped_by_signals() as stop, lag_measured(metrics), memory_trimmed():
         await serve_frontend(
             config,
@@ -105,11 +112,6 @@ async def run_frontend(
             metrics=metrics,
             place=Place(name or "frontend", os.getpid(), partial(find_neighbours, config)),
         )
-
-
-def _opened(runtime: Runtime, *, model: str) -> None:
-    name_process(instance_id=runtime.instance_id or "", model=model)
-    runtime.live.listen(_tune_log)
 
 
 def _tune_log(found: Config) -> None:
@@ -124,9 +126,3 @@ def _settled(ready: Callable[[T], None], *, maps_bodies: bool) -> Callable[[T], 
         ready(of_what)
 
     return told
-
-
-def _tell_name(metrics: FrontendMetrics, name: str) -> None:
-    """A scrape of a shared port must say whose numbers these are."""
-    info = metrics.counts("process_info", "Whose page this is", "process", "pid", may_fall=True)
-    info.tally(name, str(os.getpid())).value = 1

@@ -18,7 +18,16 @@ import typer
 from trinamo.runtime.logs.text import leaves, tell_causes
 
 from ..children.readiness import announce, bind_to_parent
-from ..options import ApiKeysFile, EngineArgs, EngineName, RoleName, Sources, takes_sources
+from ..options import (
+    ApiKeysFile,
+    EngineArgs,
+    EngineName,
+    ModelName,
+    ModelPath,
+    RoleName,
+    Sources,
+    takes_sources,
+)
 
 if TYPE_CHECKING:
     from trinamo.runtime.config.config import Config
@@ -49,12 +58,8 @@ def worker(
             " whose role is prefill.",
         ),
     ] = None,
-    model_name: Annotated[
-        str | None, typer.Option("--model-name", help="The name clients ask for.")
-    ] = None,
-    model_path: Annotated[
-        str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
-    ] = None,
+    model_name: ModelName = None,
+    model_path: ModelPath = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -254,7 +259,12 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
         limit_threads(threads if isinstance(threads, int) else 1)
         _run_role(role, config, functools.partial(run, config, sources), ready_fd)
     except BaseException as error:
-        _announce_failure(ready_fd, error)
+        first = next(leaves(error), error)
+        if not isinstance(first, SystemExit):
+            expected = getattr(first, "code", None)
+            # A bug's text means nothing without its type.
+            message = str(first) if expected and str(first) else tell_causes(error)
+            announce(ready_fd, "error", {"code": expected or "internal", "message": message})
         raise
 
 
@@ -283,8 +293,8 @@ def _run_role(
     from trinamo.runtime.logs.formats import JsonFormat
     from trinamo.runtime.logs.setup import setup_log
 
-    from .limits import raise_descriptor_limit
     from .output import tell_losses, unblock_output
+    from .resources import raise_descriptor_limit
 
     raise_descriptor_limit()
     unblock_output()
@@ -303,19 +313,3 @@ def _run_role(
             sys.stdout.flush()
 
     trio.run(run, tell)
-
-
-def _announce_failure(ready_fd: int | None, error: BaseException) -> None:
-    first = next(leaves(error), error)
-    if isinstance(first, SystemExit):
-        return
-    expected = getattr(first, "code", None)
-    announce(
-        ready_fd,
-        "error",
-        {
-            "code": expected or "internal",
-            # A bug's text means nothing without its type.
-            "message": str(first) if expected and str(first) else tell_causes(error),
-        },
-    )

@@ -29,7 +29,6 @@ from .text import finding_lines, hint_lines, quietly, say
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from trinamo.sim.conformance.compare import Strange
     from trinamo.sim.explore import Failure, Scenario, Search, Shrunk
     from trinamo.sim.explore.swarm import Progress
 
@@ -289,21 +288,19 @@ def compare_with_kernel(play: Scenario, seed: int, seeds: range, timeout_s: floa
     for kind in found.missing:
         say(f"  the note {kind} is expected and did not occur")
     for strange in found.strange[:STRANGE_MAX]:
-        _tell_strange(strange)
+        pairs = list(zip_longest(strange.real, strange.simulated))
+        first = next((n for n, (real, fake) in enumerate(pairs) if real != fake), 0)
+        say(f"  {strange.request} at its {strange.role}, from note {first} on:")
+        for entries in pairs[max(0, first - 1) : first + CONTEXT]:
+            real, fake = (
+                " ".join([each[0], *(f"{name}={value}" for name, value in each[1])])
+                if each
+                else "-"
+                for each in entries
+            )
+            say(f"    kernel {real:<60} simulator {fake}")
     say("Conforms." if found.conforms else "Does NOT conform: no simulated run shows this.")
     return 0 if found.conforms else EXIT_BROKEN
-
-
-def _tell_strange(strange: Strange) -> None:
-    pairs = list(zip_longest(strange.real, strange.simulated))
-    first = next((n for n, (real, fake) in enumerate(pairs) if real != fake), 0)
-    say(f"  {strange.request} at its {strange.role}, from note {first} on:")
-    for entries in pairs[max(0, first - 1) : first + CONTEXT]:
-        real, fake = (
-            " ".join([each[0], *(f"{name}={value}" for name, value in each[1])]) if each else "-"
-            for each in entries
-        )
-        say(f"    kernel {real:<60} simulator {fake}")
 
 
 def catalogue_table() -> None:

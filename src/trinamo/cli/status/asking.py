@@ -120,20 +120,12 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
         yield dial
 
 
-@attrs.frozen
-class Found:
-    """One request in one process."""
-
-    process: str
-    """Its name: as `trinamo up` calls it, or by its instance."""
-    trace: TraceView
-
-
 @attrs.define
 class Answers:
     """What the processes said."""
 
-    found: list[Found] = attrs.field(factory=list)
+    found: list[tuple[str, TraceView]] = attrs.field(factory=list)
+    """Each request in each process: its name, as `trinamo up` calls it, or by its instance."""
     asked: int = 0
     keeping: int = 0
     """How many of them keep traces at all."""
@@ -152,9 +144,9 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
     answers = Answers(asked=len(places), away=away)
     for name, view in told:
         answers.keeping += view.requests_max > 0
-        answers.found += [Found(name, trace) for trace in view.traces]
+        answers.found += [(name, trace) for trace in view.traces]
     answers.found.sort(
-        key=lambda each: (min((leg.start for leg in each.trace.legs), default=0.0), each.process)
+        key=lambda each: (min((leg.start for leg in each[1].legs), default=0.0), each[0])
     )
     return answers
 

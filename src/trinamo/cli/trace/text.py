@@ -32,16 +32,20 @@ def timeline_text(line: TimeLine, width: int) -> Iterator[RenderableType]:
     table.add_column("leg", no_wrap=True)
     table.add_column("start", justify="right", no_wrap=True)
     table.add_column("took", justify="right", no_wrap=True)
-    table.add_column(_axis(line.duration_s, bar), no_wrap=True, min_width=bar)
+    end = _time(line.duration_s)
+    axis = "0" + " " * max(1, bar - 1 - len(end)) + end
+    table.add_column(axis, no_wrap=True, min_width=bar)
     table.add_column("what is known", overflow="fold")
     for row in line.rows:
+        marks = [f"{name.replace('_', ' ')} +{_time(at - row.start_s)}" for name, at in row.marks]
+        known = "; ".join(part for part in (", ".join(marks), facts_of(row)) if part)
         table.add_row(
             Text(one_line(row.process, characters_max=28)),
             Text(one_line(row.name, characters_max=20)),
             _time(row.start_s),
             f"{_time(row.end_s - row.start_s)}{'…' if row.is_open else ''}",
             _bar(row, line.duration_s, bar),
-            Text(one_line(_known(row), characters_max=CELL_CHARACTERS_MAX)),
+            Text(one_line(known, characters_max=CELL_CHARACTERS_MAX)),
         )
     yield table
     if line.older:
@@ -49,16 +53,6 @@ def timeline_text(line: TimeLine, width: int) -> Iterator[RenderableType]:
         yield Text(
             one_line(f"the id fits {len(line.older)} older requests too: {others}"), style="dim"
         )
-
-
-def _known(row: Row) -> str:
-    marks = [f"{name.replace('_', ' ')} +{_time(at - row.start_s)}" for name, at in row.marks]
-    return "; ".join(part for part in (", ".join(marks), facts_of(row)) if part)
-
-
-def _axis(duration_s: float, width: int) -> str:
-    end = _time(duration_s)
-    return "0" + " " * max(1, width - 1 - len(end)) + end
 
 
 def _bar(row: Row, duration_s: float, width: int) -> Text:

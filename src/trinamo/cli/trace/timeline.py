@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import msgspec
 
-from trinamo.runtime.traces.ring import LegView, root_of
 from trinamo.runtime.traces.trace import Fact
+from trinamo.runtime.view.requests import legs_by_request
 
-from ..status.asking import Answers, Found
+from ..status.asking import Answers
 
 ROWS_MAX: Final = 500
 
@@ -50,48 +49,35 @@ class TimeLine:
 
 
 def time_line(answers: Answers) -> TimeLine | None:
-    """The newest request among what was found; None if nothing was.
-
-    A client may have given several requests the same id: inside the cluster theirs differ.
-    """
-    requests: dict[str, list[Found]] = {}
-    for each in answers.found:
-        if each.trace.legs:
-            requests.setdefault(root_of(each.trace.request_id), []).append(each)
+    """The newest request among what was found; None if nothing was."""
+    requests = legs_by_request(answers.found)
     if not requests:
         return None
-    ordered = sorted(requests, key=lambda root: _began(requests[root]))
-    newest = requests[ordered[-1]]
-    began = _began(newest)
-    known = max(_last(leg) for each in newest for leg in each.trace.legs)
-    rows = [_row(each.process, leg, began, known) for each in newest for leg in each.trace.legs]
+    newest, found = requests[-1]
+    legs = [(each.process, each.leg) for each in found]
+    began = legs[0][1].start
+    known = max(
+        max(leg.start, leg.end or 0.0, *(at for _, at in leg.marks), 0.0) for _, leg in legs
+    )
+    rows = [
+        Row(
+            process=process,
+            name=leg.name,
+            start_s=leg.start - began,
+            end_s=(known if leg.end is None else leg.end) - began,
+            is_open=leg.end is None,
+            marks=tuple((name, at - began) for name, at in leg.marks),
+            facts=leg.facts,
+        )
+        for process, leg in legs
+    ]
     rows.sort(key=lambda row: (row.start_s, -row.end_s))
     return TimeLine(
-        request_id=ordered[-1],
+        request_id=newest,
         began=began,
         duration_s=known - began,
         rows=tuple(rows[:ROWS_MAX]),
-        older=tuple(ordered[:-1]),
-    )
-
-
-def _began(found: Sequence[Found]) -> float:
-    return min(leg.start for each in found for leg in each.trace.legs)
-
-
-def _last(leg: LegView) -> float:
-    return max(leg.start, leg.end or 0.0, *(at for _, at in leg.marks), leg.start)
-
-
-def _row(process: str, leg: LegView, began: float, known: float) -> Row:
-    return Row(
-        process=process,
-        name=leg.name,
-        start_s=leg.start - began,
-        end_s=(known if leg.end is None else leg.end) - began,
-        is_open=leg.end is None,
-        marks=tuple((name, at - began) for name, at in leg.marks),
-        facts=leg.facts,
+        older=tuple(each for each, _ in requests[:-1]),
     )
 
 
@@ -113,8 +99,7 @@ def timeline_json(line: TimeLine | None, answers: Answers) -> str:
         "asked": answers.asked,
         "away": answers.away,
         "found": [
-            {"process": each.process, "trace": msgspec.to_builtins(each.trace)}
-            for each in answers.found
+            {"process": name, "trace": msgspec.to_builtins(trace)} for name, trace in answers.found
         ],
     }
     return json.dumps(told, indent=2)

@@ -77,7 +77,16 @@ def trace(
     for sentence in () if as_json else answers.away:
         sys.stderr.write(f"trinamo: {sentence}\n")
     if line is None:
-        raise UnavailableError(_why_nothing(request_id, answers.asked, answers.keeping))
+        if not answers.keeping:
+            raise UnavailableError(
+                f"none of the {answers.asked} processes keeps traces: traces.requests_max is 0 there,"
+                " or they do not answer"
+            )
+        raise UnavailableError(
+            f"none of the {answers.asked} processes knows the request {request_id}: it is older than"
+            " their last requests (traces.requests_max), it was another cluster's, or the process"
+            " that had it has ended"
+        )
     if html is not None:
         from .page import timeline_page
 
@@ -90,19 +99,6 @@ def trace(
         console = open_console()
         for part in timeline_text(line, console.width):
             console.print(part)
-
-
-def _why_nothing(request_id: str, asked: int, keeping: int) -> str:
-    if not keeping:
-        return (
-            f"none of the {asked} processes keeps traces: traces.requests_max is 0 there, or they"
-            " do not answer"
-        )
-    return (
-        f"none of the {asked} processes knows the request {request_id}: it is older than their last"
-        " requests (traces.requests_max), it was another cluster's, or the process that had it has"
-        " ended"
-    )
 
 
 trace.__dict__["epilog"] = (

@@ -14,14 +14,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import partial
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import trio
 
+from trinamo.runtime.config.config import Config, SecurityConfig
+from trinamo.runtime.config.keys import Secret, config_fields
 from trinamo.runtime.errors import TrinamoError, UnavailableError
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
@@ -29,9 +32,9 @@ from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.planes import embedded_etcd, embedded_nats
 from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
 from trinamo.transports.openai.client import fetch
+from trinamo.transports.servers.scratch import scratch_directory
 
-from ..children.child import Child
-from ..children.groups import end_all, wait_all_ready
+from ..children.child import Child, end_all, wait_all_ready
 from ..children.hangs import watch_for_hangs
 from ..children.shared_port import (
     check_port,
@@ -41,8 +44,8 @@ from ..children.shared_port import (
     status_url_of,
 )
 from ..failures import EXIT_HURRIED, EXIT_OK
+from ..options import as_text
 from ..running.locating import reachable
-from ..serve.joining import open_secret_file, shared_settings
 from .display import Display
 from .plan import Plan
 from .watching import watch_cluster
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
 START_TIMEOUT_S: Final = 120.0
 DISCOVERY_TIMEOUT_S: Final = 10.0
 DISCOVERY_POLL_S: Final = 0.02
+_SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
+# Where an embedded server keeps its data, and was told to listen, is its owner's business alone.
+_OWN: Final = (".data_dir", ".store_dir", ".port")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -126,7 +132,15 @@ class Cluster:
                 await self._start_servers(nursery)
             if not self._stop.is_requested:
                 with open_secret_file(self.plan.config.security) as secret_file:
-                    self._join(secret_file)
+                    # What the children are told, now that the servers have their addresses.
+                    etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
+                    self._sources = self.plan.joined(
+                        etcd="" if etcd is None else etcd.address,
+                        nats="" if nats is None else nats.url,
+                        nats_token="" if nats is None else nats.token,
+                        secret_file=secret_file,
+                    )
+                    self._config = self._sources.load()
                     await self._run_children()
             if self.servers and not self._is_hurried:
                 self._display.busy(f"stopping {' and '.join(self.servers)}")
@@ -142,35 +156,24 @@ class Cluster:
             return
         self._display.busy(f"starting {' and '.join(opened)}")
         started_at = trio.current_time()
+
+        async def hold(
+            name: str,
+            opening: AbstractAsyncContextManager[EmbeddedServer],
+            *,
+            task_status: trio.TaskStatus[None],
+        ) -> None:
+            async with opening as server:
+                self.servers[name] = server
+                task_status.started()
+                await trio.sleep_forever()
+
         async with open_nursery() as starting:
             for name, server in opened.items():
-                starting.start_soon(nursery.start, self._hold_server, name, server)
+                starting.start_soon(nursery.start, hold, name, server)
         took = trio.current_time() - started_at
         where = ", ".join(f"{name} on {s.address}" for name, s in self.servers.items())
         self._display.say(f"{where} ({took:.1f} s)")
-
-    async def _hold_server(
-        self,
-        name: str,
-        opened: AbstractAsyncContextManager[EmbeddedServer],
-        *,
-        task_status: trio.TaskStatus[None],
-    ) -> None:
-        async with opened as server:
-            self.servers[name] = server
-            task_status.started()
-            await trio.sleep_forever()
-
-    def _join(self, secret_file: str) -> None:
-        """Settle what the children are told, now that the servers have their addresses."""
-        etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
-        self._sources = self.plan.joined(
-            etcd="" if etcd is None else etcd.address,
-            nats="" if nats is None else nats.url,
-            nats_token="" if nats is None else nats.token,
-            secret_file=secret_file,
-        )
-        self._config = self._sources.load()
 
     # --- children ---
 
@@ -252,8 +255,15 @@ class Cluster:
         dashboard = reachable(str(self.frontends[0].facts.get("dashboard_url", "")))
         for line in welcome(self.url, dashboard, self.plan, self.servers):
             self._display.say(line)
+
+        async def republish() -> None:
+            """Keep the run file true while processes are started again."""
+            while True:
+                await trio.sleep(1)
+                self._publish("ready")
+
         async with open_nursery() as nursery:
-            nursery.start_soon(self._republish)
+            nursery.start_soon(republish)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
@@ -306,12 +316,6 @@ class Cluster:
             )
         self._run_file = run
 
-    async def _republish(self) -> None:
-        """Keep the run file true while processes are started again."""
-        while True:
-            await trio.sleep(1)
-            self._publish("ready")
-
 
 def _some_frontends(number: int) -> str:
     return "the frontend" if number == 1 else f"{number} frontends"
@@ -344,3 +348,36 @@ def welcome(
     if plan.config.event_plane.nats.port:
         nats = servers["nats"]
         yield f"  NATS, with its token: NATS_USER=$(cat {nats.token_path}) nats -s {nats.url} sub '>'"
+
+
+# --- what makes a process one of the cluster ---
+
+
+def shared_settings(config: Config) -> dict[str, str]:
+    """By key, as text, what differs from the defaults in all that the processes of a cluster share.
+
+    Children have it by environment. In the run file `trinamo worker` and `trinamo frontend` beside the
+    cluster, `status`, `queue`, `config` and `doctor` find it.
+
+    Passwords and tokens are revealed: it goes into the run file, which is for its user alone.
+    """
+    found = {}
+    for key, field in config_fields(Config).items():
+        value: Any = reduce(getattr, key.split("."), config)
+        is_shared = key.startswith(_SECTIONS) and not key.endswith(_OWN)
+        if is_shared and value != field.default:
+            found[key] = value.reveal() if isinstance(value, Secret) else as_text(value)
+    return found
+
+
+@contextmanager
+def open_secret_file(section: SecurityConfig) -> Iterator[str]:
+    """The secret of one cluster's TCP ports: as configured, else a new one that goes at the end."""
+    if section.secret_file is not None:
+        yield section.secret_file
+        return
+    with scratch_directory("trinamo-run-") as directory:
+        path = directory / "secret"
+        path.touch(mode=0o600)
+        path.write_text(f"{SystemRandom().getrandbits(256):064x}\n", "ascii")
+        yield str(path)

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ..options import ApiKeysFile, EngineArgs, EngineName, Sources, takes_sources
+from ..options import (
+    ApiKeysFile,
+    EngineArgs,
+    EngineName,
+    ModelName,
+    ModelPath,
+    Sources,
+    takes_sources,
+)
 
 
 @takes_sources("etcd", "nats", "show")
@@ -66,12 +74,8 @@ def up(
         ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind [127.0.0.1].")] = None,
-    model_name: Annotated[
-        str | None, typer.Option("--model-name", help="The name clients ask for.")
-    ] = None,
-    model_path: Annotated[
-        str | None, typer.Option("--model-path", metavar="FILE", help="A GGUF file.")
-    ] = None,
+    model_name: ModelName = None,
+    model_path: ModelPath = None,
     api_keys_file: ApiKeysFile = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Lines instead of a live table, also on a terminal.")
@@ -101,8 +105,8 @@ def up(
 
     import trio
 
-    from ..serve.limits import raise_descriptor_limit
     from ..serve.output import unblock_output
+    from ..serve.resources import raise_descriptor_limit
     from .cluster import Cluster
     from .display import open_display, show_log
     from .plan import check_own_engines, plan_cluster

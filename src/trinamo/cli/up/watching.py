@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,9 +50,16 @@ async def _rows(
     servers: Mapping[str, EmbeddedServer], children: list[Child], rates: Rates
 ) -> list[Row]:
     samples: dict[str, dict[str, float]] = {}
+
+    async def ask(child: Child) -> None:
+        if url := status_url_of(child):
+            with suppress(TrinamoError):
+                _, body = await fetch(f"{url}/metrics", timeout_s=ASK_TIMEOUT_S)
+                samples[child.name] = dict(sum_samples(body))
+
     async with open_nursery() as nursery:
         for child in children:
-            nursery.start_soon(_ask, child, samples)
+            nursery.start_soon(ask, child)
     rows = [
         _row(name, server.pid, "ready" if server.pid else "down", server.address, {}, rates)
         for name, server in servers.items()
@@ -63,17 +71,6 @@ async def _rows(
         state = "silent" if child.is_silent else child.state.value
         rows.append(_row(child.name, child.pid, state, where + again, known, rates))
     return rows
-
-
-async def _ask(child: Child, samples: dict[str, dict[str, float]]) -> None:
-    url = status_url_of(child)
-    if not url:
-        return
-    try:
-        _, body = await fetch(f"{url}/metrics", timeout_s=ASK_TIMEOUT_S)
-    except TrinamoError:
-        return
-    samples[child.name] = dict(sum_samples(body))
 
 
 def _row(

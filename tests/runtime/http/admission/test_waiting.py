@@ -17,7 +17,7 @@ from tests.runtime.http.models.test_shedding import BUSY, IDLE
 from tests.runtime.http.running import on_every_server
 from tests.runtime.small_cluster import open_small_cluster
 from trinamo.runtime.context import Context
-from trinamo.runtime.http.admission.queue import Ticket
+from trinamo.runtime.http.admission.admission import Ticket
 from trinamo.runtime.http.models.models import ModelKind
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.sinks import Sink

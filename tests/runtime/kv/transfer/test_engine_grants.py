@@ -137,7 +137,7 @@ async def test_blocks_that_a_peer_never_lets_go_of_are_quarantined_and_counted(
         assert "drain transfers did not finish within 0.05 s" in caplog.text
         owned, metrics = pair.owned, pair.owner.metrics
     assert owned.pool.quarantined_count == 2
-    assert metrics.registry.get_sample_value("trinamo_quarantined_blocks") == 2
+    assert metrics.get_sample_value("trinamo_quarantined_blocks") == 2
 
 
 async def test_a_writer_that_is_gone_gives_back_what_it_was_granted() -> None:
@@ -160,7 +160,7 @@ async def test_a_writer_that_is_gone_gives_back_what_it_was_granted() -> None:
         assert there.kv.pool.quarantined_count == 0
         metric = "trinamo_transfer_inquiries_total"
         counted = [
-            owner.metrics.registry.get_sample_value(metric, {"status": each}) or 0
+            owner.metrics.get_sample_value(metric, {"status": each}) or 0
             for each in ("settled", "gone")
         ]
         assert counted[0] >= 1

@@ -9,7 +9,6 @@ from trinamo.transports.http.http1.bodies import (
     EXTENSION_BYTES_MAX,
     TRAILER_BYTES_MAX,
     BodyReader,
-    open_body,
 )
 from trinamo.transports.http.http1.heads import FaultError, RequestHead
 
@@ -18,12 +17,12 @@ HOST = (b"host", b"localhost")
 
 def chunks() -> BodyReader:
     headers = [HOST, (b"transfer-encoding", b"chunked")]
-    return open_body(RequestHead(b"POST", b"/", b"1.1", headers))
+    return BodyReader(RequestHead(b"POST", b"/", b"1.1", headers))
 
 
 def length(size: int) -> BodyReader:
     headers = [HOST, (b"content-length", b"%d" % size)]
-    return open_body(RequestHead(b"POST", b"/", b"1.1", headers))
+    return BodyReader(RequestHead(b"POST", b"/", b"1.1", headers))
 
 
 def read(reader: BodyReader, data: bytes, piece_bytes: int = 1 << 20) -> tuple[bytes, bytes]:

@@ -17,7 +17,7 @@ from tests.certificates import Authority
 from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
-from trinamo.transports.http.tls.certificates import (
+from trinamo.transports.http.certificates import (
     Certificates,
     find_certificate_faults,
     find_expiry,

@@ -1,4 +1,4 @@
-"""How a serving process treats its memory: what is garbage, and what goes back to the kernel.
+"""What a serving process asks of the system: descriptors, what is garbage, what goes back to the kernel.
 
 Almost all that a request makes goes with its last reference. Python's collector looks for the rest
 each time 700 objects more were made than freed, which took an eighth of a frontend's time under load
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -17,11 +18,25 @@ import trio
 
 from trinamo.runtime.nurseries import open_nursery
 
+DESCRIPTORS_MAX: Final = 1 << 20
+"""Enough, where the hard limit is none: some libraries visit every number below it."""
 OBJECTS_MAX: Final = 20_000
 """So many new objects may be alive before cycles among them are looked for: some megabytes."""
 MAPPED_BYTES_MIN: Final = 256 << 10
 TRIM_INTERVAL_S: Final = 60.0
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and what it starts, open as many files as it may.
+
+    The soft limit, 1,024 on most systems, is below `http.connections_max`; it is there for programs
+    that use `select`, and we do not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def settle_memory(*, maps_bodies: bool) -> None:

@@ -1,13 +1,27 @@
-"""`trinamo completion bash|zsh|fish`: what a shell is told, so that it completes our commands."""
+"""`trinamo completion bash|zsh|fish`: what a shell is told, so that it completes our commands.
+
+And what is offered for `--engine`: ours by name, and what files of the current folder decorate as an engine.
+Nothing is imported: files are only read.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 from typer._completion_shared import get_completion_script
 
+from trinamo.runtime.config.models import ENGINES
+
+FILES_MAX: Final = 256
+FILE_BYTES_MAX: Final = 1 << 20
+_DECORATED: Final = re.compile(
+    r"^@(?:trinamo\.)?engine\b.*?^(?:async +def|def|class) +(\w+)", re.MULTILINE | re.DOTALL
+)
 _VARIABLE: Final = "_TRINAMO_COMPLETE"
 # Typer's own for bash takes the words as bash does, which ends one at `=` and at `:`: neither
 # `--set key=value` nor `--engine file.py:name` would ever be completed behind it.
@@ -54,3 +68,16 @@ completion.__dict__["epilog"] = (
     "source <(trinamo completion zsh)  ·  "
     "trinamo completion fish > ~/.config/fish/completions/trinamo.fish"
 )
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    """The engines whose names begin so."""
+    found = list(ENGINES)
+    folder = incomplete.rpartition("/")[0]
+    prefix = f"{folder}/" if folder or incomplete.startswith("/") else ""
+    with suppress(OSError):
+        for path in sorted(Path(prefix or ".").glob("*.py"))[:FILES_MAX]:
+            with path.open("rb") as file:
+                text = file.read(FILE_BYTES_MAX).decode("utf-8", "replace")
+            found += [f"{prefix}{path.name}:{name}" for name in _DECORATED.findall(text)]
+    return [name for name in found if name.startswith(incomplete)]

@@ -3,7 +3,11 @@
 Every process runs one `Settings` (`Runtime.settings`), which follows the prefix. A value that does
 not decode, or is out of bounds, is refused with a log line and counted, and the one before it stays
 in force; a key that is deleted falls back to its default. While the store is away the last known
-values hold. What never changes in a running process is in `config.py`. The commands
+values hold.
+
+A setting that is called after a configuration key replaces that key in every process while it is set
+(`LiveConfig`). Whatever it changes is changed in one step of the loop: requests under way go on as they
+began. What never changes in a running process is in `config.py`. The commands
 `trinamo config get|set|watch` are in `src/trinamo/cli/settings.py`.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Annotated, Any, Final, Generic, Literal, Optional, TypeVar
 
 import attrs
@@ -18,14 +23,14 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from ...config.config import Config
-from ...config.keys import config_fields, words_of
-from ...config.source import nearest
-from ...errors import RequestError
-from ...metrics.metrics import Metrics
-from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
-from ...protocol.undecodable import UNDECODABLE
-from ...retries import Retries
+from ..config.config import Config
+from ..config.keys import config_fields, words_of
+from ..config.source import nearest
+from ..errors import RequestError
+from ..metrics.metrics import Metrics
+from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ..protocol.undecodable import UNDECODABLE
+from ..retries import Retries
 
 _log = logging.getLogger("trinamo.settings")
 
@@ -139,7 +144,7 @@ LIVE_KEYS: Final[Sequence[Setting[Any]]] = (
         ),
     ),
 )
-"""Settings that take the place of the configuration key of their name (`live.py`)."""
+"""Settings that take the place of the configuration key of their name (`LiveConfig`)."""
 SETTINGS: Final[Mapping[str, Setting[Any]]] = {
     each.name: each
     for each in (REQUESTS_MAX, PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX, *LIVE_KEYS)
@@ -242,7 +247,11 @@ class Settings:
         """Take one watch event; synchronous."""
         match event:
             case Snapshot(_, entries) | Resync(_, entries):
-                self._replace(entries)
+                present = {entry.key for entry in entries}
+                for key in [key for key in self._values if key not in present]:
+                    self._delete(key)
+                for entry in entries:
+                    self._put(entry)
             case Put(entry):
                 self._put(entry)
             case Delete(key, _):
@@ -252,13 +261,6 @@ class Settings:
         self._loaded.set()
         self._changed.set()
         self._changed = trio.Event()
-
-    def _replace(self, entries: Sequence[Entry]) -> None:
-        present = {entry.key for entry in entries}
-        for key in [key for key in self._values if key not in present]:
-            self._delete(key)
-        for entry in entries:
-            self._put(entry)
 
     def _put(self, entry: Entry) -> None:
         setting = self._by_key.get(entry.key)
@@ -294,6 +296,55 @@ class Settings:
         self._refused.tally(name).value += 1
 
 
+class LiveConfig:
+    """A process's own configuration, with what the cluster's settings say in its place.
+
+    Tells those who listen, synchronously, whenever it changes.
+    """
+
+    def __init__(self, config: Config, settings: Settings) -> None:
+        self._own, self._settings = config, settings
+        self._listeners: list[Callable[[Config], None]] = []
+        self.config = config
+        """What is in force now."""
+        settings.listen(self._update)
+
+    def listen(self, listener: Callable[[Config], None]) -> None:
+        """Call `listener` with what is in force after each change, and now if it differs already."""
+        self._listeners.append(listener)
+        if self.config is not self._own:
+            listener(self.config)
+
+    def values(self) -> dict[str, Any]:
+        """What is in force of each setting, by its name."""
+        stored = {each.name: self._settings.get(each) for each in SETTINGS.values()}
+        return {
+            name: reduce(getattr, name.split("."), self.config)
+            if stored[name] == each.default
+            else stored[name]
+            for name, each in SETTINGS.items()
+        }
+
+    def _update(self) -> None:
+        found = self._own
+        for setting in LIVE_KEYS:
+            value = self._settings.get(setting)
+            if value is not None:
+                found = _replaced(found, setting.name.split("."), value)
+        if found == self.config:
+            return
+        self.config = found
+        for listener in self._listeners:
+            listener(found)
+
+
+def _replaced(section: Any, way: list[str], value: Any) -> Any:
+    """The section with `value` at the end of the `way`."""
+    name, *more = way
+    inner = _replaced(getattr(section, name), more, value) if more else value
+    return msgspec.structs.replace(section, **{name: inner})
+
+
 @attrs.frozen
 class SettingReading:
     """What the control plane says of one setting."""
@@ -309,16 +360,16 @@ async def read_settings(control: ControlPlane) -> list[SettingReading]:
     """All settings as stored, in the order they are declared."""
     snapshot = await control.range(SETTINGS_PREFIX)
     stored = {entry.key: entry.value for entry in snapshot.entries}
-    return [_reading(setting, stored.get(setting.key)) for setting in SETTINGS.values()]
-
-
-def _reading(setting: Setting[Any], stored: bytes | None) -> SettingReading:
-    if stored is None:
-        return SettingReading(setting, setting.default, is_default=True)
-    try:
-        return SettingReading(setting, setting.decode(stored), is_default=False)
-    except RequestError as error:
-        return SettingReading(setting, setting.default, is_default=True, problem=error.message)
+    found = []
+    for setting in SETTINGS.values():
+        value, is_default, problem = setting.default, True, ""
+        if setting.key in stored:
+            try:
+                value, is_default = setting.decode(stored[setting.key]), False
+            except RequestError as error:
+                problem = error.message
+        found.append(SettingReading(setting, value, is_default, problem))
+    return found
 
 
 async def write_setting(control: ControlPlane, name: str, text: str) -> Any:

@@ -1,1 +1,0 @@
-"""What may change while the cluster runs: the settings, and the configuration with them in place."""

@@ -1,1 +1,0 @@
-"""What a shell sees of the commands: their help pages, and what it completes."""
