@@ -82,8 +82,8 @@ class _Opened:
 def forget_frames(error: BaseException | None) -> None:
     """Let go of the frames in which `error`, and what led to it, were raised: nobody will look at them.
 
-    They may hold bodies of megabytes, and most often the error itself: such a cycle waits for Python's
-    collector, which looks seldom in a process that serves.
+    They may hold bodies of megabytes, and most often the error itself: such a cycle waits for
+    Python's collector, which looks seldom in a process that serves.
     """
     seen: set[int] = set()
     left = [error]

@@ -60,7 +60,8 @@ class Retries:
             except TrinamoError as error:
                 if error.message != self.cause:
                     self.cause = error.message
-                    self._logger.error("%s: %s; trying on", self._what, self.cause)  # noqa: TRY400 -- the sentence says it all
+                    said = "%s: %s; trying on"
+                    self._logger.error(said, self._what, self.cause)  # noqa: TRY400 -- it says it all
                 start()
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
             await trio.sleep(pause_s)

@@ -1,8 +1,8 @@
 """Push: where the items of one stream go as they come, in plain calls, without a task in between.
 
 A source has items: an engine's step loop, or the reader of a connection. A sink takes them: it
-encodes and appends to a connection's buffer, or writes to a client's socket. The task of the request
-sleeps in `forward` from its first item to its end, its error or its cancellation: `Ending`.
+encodes and appends to a connection's buffer, or writes to a client's socket. The task of the
+request sleeps in `forward` from its first item to its end, its error or its cancellation: `Ending`.
 
 Generators and iterators are the other way to say the same. `Iteration` is a sink that is iterated,
 and `forward_items` hands what a generator yields to a sink.

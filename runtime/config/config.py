@@ -185,10 +185,10 @@ def check_files(config: Config) -> None:
 def read_secret(section: SecurityConfig) -> bytes:
     """The cluster's secret, or nothing if none is configured; blocks on the disk, so call it early.
 
-    Every TCP port of ours asks for proof of it before anything else (`protocol/streams/membership.py`).
-    A line end at the end of the file is not part of it: an editor that adds one must not shut a
-    machine out. Raises `ConfigError` for a file that cannot be read, that every user of the machine
-    can read, or that holds too little or too much.
+    Every TCP port of ours asks for proof of it before anything else
+    (`protocol/streams/membership.py`). A line end at the end of the file is not part of it: an
+    editor that adds one must not shut a machine out. Raises `ConfigError` for a file that cannot be
+    read, that every user of the machine can read, or that holds too little or too much.
     """
     path = section.secret_file
     if path is None:
@@ -208,8 +208,8 @@ def read_secret(section: SecurityConfig) -> bytes:
         raise ConfigError(f"{_SECURITY_KEY}: cannot read {path!r}: {why}") from error
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
-            f"{_SECURITY_KEY}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are "
-            "taken. `openssl rand -hex 32` makes a good one"
+            f"{_SECURITY_KEY}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to"
+            f" {SECRET_BYTES_MAX} are taken. `openssl rand -hex 32` makes a good one"
         )
     return secret
 

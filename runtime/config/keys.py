@@ -108,7 +108,8 @@ def need_addresses(
 ) -> None:
     """Raise `ValueError` for an address without a host or port, or of a scheme that nobody speaks.
 
-    The scheme of `host:port` is empty, and a `default_port` of 0 is none; `said` is what it should be.
+    The scheme of `host:port` is empty, and a `default_port` of 0 is none; `said` is what it should
+    be.
     """
     for address in addresses:
         try:

@@ -57,9 +57,10 @@ class RouterConfig(Section, frozen=True, kw_only=True):
     policy: Annotated[
         Literal["round_robin", "random", "direct", "least_loaded", "power_of_two", "kv"],
         about(
-            "`power_of_two` draws two and takes the less loaded. `direct` serves requests that name their instance and refuses others. `kv` weighs"
-            " the KV blocks of a prompt that each instance holds against how busy it is. Workers"
-            " without a prefix cache tell their load if they are given the same."
+            "`power_of_two` draws two and takes the less loaded. `direct` serves requests that name"
+            " their instance and refuses others. `kv` weighs the KV blocks of a prompt that each"
+            " instance holds against how busy it is. Workers without a prefix cache tell their load if"
+            " they are given the same."
         ),
     ] = "round_robin"
     inhibit_s: Annotated[

@@ -1,9 +1,9 @@
 """Where settings come from: YAML with line numbers, `TRINAMO_…` variables, command-line overrides.
 
-Each reader turns its source into `{dotted key: ConfigValue}`, where a setting remembers where it was
-written; `build_config` checks every value against its key's type and makes the structs. It knows
-no key by name: the root section given to it is the list. Peer input never comes here. `dump` goes the other
-way.
+Each reader turns its source into `{dotted key: ConfigValue}`, where a setting remembers where it
+was written; `build_config` checks every value against its key's type and makes the structs. It
+knows no key by name: the root section given to it is the list. Peer input never comes here. `dump`
+goes the other way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The configuration of TCP, which carries requests, response streams, and KV blocks where nothing else does."""
+"""The configuration of TCP: requests, response streams, KV blocks where nothing else carries them."""
 
 from __future__ import annotations
 

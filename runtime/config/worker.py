@@ -61,8 +61,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Annotated[tuple[Text, ...], Meta(max_length=32)],
         about(
             "Several models in one process, `NAME=ENGINE` each, with `;alias=…`, `;path=…`,"
-            " `;sha256=…`, `;endpoint=…` and `;arg=NAME=VALUE` behind it as needed; without `endpoint` each has one that is called"
-            " after it. `engine`, `engine_args`, `model_name`, `model_path` and `model_aliases` are for one model."
+            " `;sha256=…`, `;endpoint=…` and `;arg=NAME=VALUE` behind it as needed; without"
+            " `endpoint` each has one that is called after it. `engine`, `engine_args`, `model_name`,"
+            " `model_path` and `model_aliases` are for one model."
         ),
     ] = ()
     status_host: Annotated[

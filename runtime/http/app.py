@@ -1,7 +1,7 @@
 """The routes of a frontend, and those of a status port; every answer that is an error has OpenAI's body.
 
-A status port has `/health`, `/live`, `/metrics`, `/traces` and `/requests`, without any model; a frontend's
-`/status` and `/sd`, too. Both are served by the same server code.
+A status port has `/health`, `/live`, `/metrics`, `/traces` and `/requests`, without any model; a
+frontend's `/status` and `/sd`, too. Both are served by the same server code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def build_app(
 ) -> Starlette:
     """The frontend's application over the models of `manager`.
 
-    `handlers` answer before it is asked; it knows that their paths take no other method. `view`, which must not wait, is what `/status` tells; with `targets` there is `/sd`.
+    `handlers` answer before it is asked; it knows that their paths take no other method. `view`,
+    which must not wait, is what `/status` tells; with `targets` there is `/sd`.
     """
 
     async def list_models(_: Request) -> Response:
@@ -247,7 +248,9 @@ def tasks_routes(
     fetch: Fetch,
     places: Callable[[], Mapping[str, str]] = dict,
 ) -> list[Route]:
-    """`GET /tasks`: what `view` tells of all tasks; `/tasks/NAME`: what the process at that of `places` tells.
+    """`GET /tasks`: what `view` tells of all tasks; `/tasks/NAME`: what the process there tells.
+
+    `places` are where processes are, by name.
 
     A server at `host` on loopback tells it everybody, another one whoever brings an operator's key,
     which is handed on to nobody.

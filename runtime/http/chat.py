@@ -1,10 +1,10 @@
 """The inference endpoints, which share one path: read, find the engine, wait for a place, answer.
 
-A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`); embeddings
-and responses only such models answer.
+A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`);
+embeddings and responses only such models answer.
 
-What this file does not do: cancellation and the form of the answer (`streaming.py`), who gets a place
-(`admission/admission.py`), routes (`app.py`).
+What this file does not do: cancellation and the form of the answer (`streaming.py`), who gets a
+place (`admission/admission.py`), routes (`app.py`).
 """
 
 from __future__ import annotations

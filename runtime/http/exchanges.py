@@ -1,10 +1,10 @@
 """One HTTP request and its answer, as the edge sees it: the same for every server.
 
-The own server gives one for each request, without a detour (`http1/connection.py` in `transports/http`,
-`carried.py` for HTTP/2); any ASGI server's is made from `scope`,
-`receive` and `send` (`asgi.py`). Reading waits, writing does not: what the client does not take yet
-is kept by its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task,
-which cuts off a client that takes nothing for `http.write_timeout_s`.
+The own server gives one for each request, without a detour (`http1/connection.py` in
+`transports/http`, `carried.py` for HTTP/2); any ASGI server's is made from `scope`, `receive` and
+`send` (`asgi.py`). Reading waits, writing does not: what the client does not take yet is kept by
+its connection, up to `http.backlog_bytes_max`, and sent by the connection's own task, which cuts
+off a client that takes nothing for `http.write_timeout_s`.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class HttpExchange(abc.ABC):
     def on_gone(self, listener: Callable[[], None]) -> None:
         """Call `listener`, once, when the client leaves before the answer is complete.
 
-        The last one given is called. By FIN, RST, a cut connection or a write that failed; at once if it has left already. It is
-        called by the connection's reader and must not wait.
+        The last one given is called. By FIN, RST, a cut connection or a write that failed; at once
+        if it has left already. It is called by the connection's reader and must not wait.
         """
         if self.is_gone:
             listener()
@@ -271,8 +271,8 @@ class HttpExchange(abc.ABC):
 
 
 Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
-"""Reads the body and answers exactly once. It may return before all is sent, and raises only what is
-our own bug."""
+"""Reads the body and answers exactly once. It may return before all is sent, and raises only what
+is our own bug."""
 
 
 def find_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
@@ -343,9 +343,10 @@ class RequestIds:
     def make(self, headers: Headers) -> tuple[str, str]:
         """A request's id as the client knows it, and its id inside the cluster.
 
-        The client's is that of the first of the headers which hold one, without characters unsafe in
-        headers and logs, or a new one. Inside, ids are unique even if a client repeats its own: a
-        worker remembers cancelled ids for a while, and a repeated id would be cancelled with the first.
+        The client's is that of the first of the headers which hold one, without characters unsafe
+        in headers and logs, or a new one. Inside, ids are unique even if a client repeats its own:
+        a worker remembers cancelled ids for a while, and a repeated id would be cancelled with the
+        first.
         """
         self._number = (self._number + _ID_STEP) & _ID_MASK
         suffix = f"{self._number:016x}"

@@ -1,7 +1,7 @@
 """`HttpService`: the frontend's HTTP edge as one object.
 
-What it does not do: sockets (`transport.py`), find models (a watch elsewhere tells the model manager)
-and signals (the caller calls `stop()`). Programs make one with the builder of
+What it does not do: sockets (`transport.py`), find models (a watch elsewhere tells the model
+manager) and signals (the caller calls `stop()`). Programs make one with the builder of
 `transports/assembly/http_service.py`.
 """
 
@@ -155,10 +155,10 @@ class HttpService:
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop()`; reports the bound port once connections are accepted.
 
-        After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503. Then new work
-        is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped, after `stop_grace_s` killed, and within half a
-        second more everything is closed, whatever the clients do. Cancelled, it closes at once.
-        Raises `ConfigError` if it cannot listen.
+        After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503. Then new
+        work is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped,
+        after `stop_grace_s` killed, and within half a second more everything is closed, whatever
+        the clients do. Cancelled, it closes at once. Raises `ConfigError` if it cannot listen.
         """
         if self._has_run:
             raise LocalProtocolError("an HttpService runs once; build another")

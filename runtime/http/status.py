@@ -213,8 +213,8 @@ def answer_error(
 ) -> ErrorAnswer:
     """What a client is told about `error`; of a group, the error that stands for it.
 
-    What the client is not told is in the log under `request_id`: addresses of servers, of which only
-    its own mistakes tell, and a row's reasons for a sentence. With `tells_detail`
+    What the client is not told is in the log under `request_id`: addresses of servers, of which
+    only its own mistakes tell, and a row's reasons for a sentence. With `tells_detail`
     (`http.engine_error_detail`) it is told all but our own bugs.
     """
     error = single(error)

@@ -1,12 +1,12 @@
 """One answer to one client: whole, or as a stream of events that can break.
 
 The engine's deltas come to a sink, which makes events of them and writes them to the client at
-once. So the task of the request, which is in `Delivery.run`, sleeps from the first delta to the end.
-The status goes out with the first event, so an early failure has its real status; later errors
-become a last event, and the stream ends without `[DONE]`. Answers of upstreams are passed on as they
-come; a refusal of theirs, such as a 400 that names a parameter, is the answer, too: with its status
-and its words. What this file does not do: know who
-answers (`chat.py`), and hold what a slow client has not taken yet (the exchange).
+once. So the task of the request, which is in `Delivery.run`, sleeps from the first delta to the
+end. The status goes out with the first event, so an early failure has its real status; later errors
+become a last event, and the stream ends without `[DONE]`. Answers of upstreams are passed on as
+they come; a refusal of theirs, such as a 400 that names a parameter, is the answer, too: with its
+status and its words. What this file does not do: know who answers (`chat.py`), and hold what a slow
+client has not taken yet (the exchange).
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ class Delivery:
     ) -> None:
         """Await what `engine` hands to the sink, then the last byte; used once.
 
-        `worker` and `took` are for a `RoutedEngine`.
-        Does not raise: what goes wrong is told to the client, as far as it is there, and becomes
-        the outcome. With the outcome `SENT_BACK` nothing was told. Cancelled from outside, `forward` has unwound before this leaves.
+        `worker` and `took` are for a `RoutedEngine`. Does not raise: what goes wrong is told to the
+        client, as far as it is there, and becomes the outcome. With the outcome `SENT_BACK` nothing
+        was told. Cancelled from outside, `forward` has unwound before this leaves.
         """
         exchange, scope = self._exchange, self._context.scope
         exchange.on_gone(self._client_left)

@@ -1,11 +1,13 @@
 """One line about each HTTP request, on the logger `trinamo.access`, when its answer has ended.
 
-`log.access` says which: all, those that failed, none; questions of monitors (`/health`, `/metrics`),
-and the looks of a frontend whose upstream this is, leave a line at `debug` only. A line is a usual record for whoever reads records, made in a fraction of
-a usual one's time: a frontend writes thousands a second. They are not held back as a flood is, for
-each costs its client a whole request; a reader that is too slow loses lines as with any other
-(`trinamo_log_lines_lost_total`); but those without a key of ours, and what the listener itself refuses, cost nobody anything, and are one line a second of a kind with a count. Who asked, who answered and which model come from the scope
-(`fields.py`).
+`log.access` says which: all, those that failed, none; questions of monitors (`/health`,
+`/metrics`), and the looks of a frontend whose upstream this is, leave a line at `debug` only. A
+line is a usual record for whoever reads records, made in a fraction of a usual one's time: a
+frontend writes thousands a second. They are not held back as a flood is, for each costs its client
+a whole request; a reader that is too slow loses lines as with any other
+(`trinamo_log_lines_lost_total`); but those without a key of ours, and what the listener itself
+refuses, cost nobody anything, and are one line a second of a kind with a count. Who asked, who
+answered and which model come from the scope (`fields.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lines of a form that several parts write: notices, lines about instances, lines about requests.
 
 A notice is about the same thing again and again: a peer that sends nonsense, or a server that is
-away, is worth a line, but not hundreds a second; the log gets the first, and then how many followed.
+away, is worth a line, but not hundreds a second; the log gets the first, and then how many
+followed.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def log_request(
 ) -> None:
     """At `debug` if the whole answer was given, else at `info`, with `detail` as its error.
 
-    At `error`, with its traceback, if a `fault` of ours ended it. Whose request it was comes from the
-    scope (`log_fields`).
+    At `error`, with its traceback, if a `fault` of ours ended it. Whose request it was comes from
+    the scope (`log_fields`).
     """
     level = logging.DEBUG if is_success else logging.INFO if fault is None else logging.ERROR
     if not logger.isEnabledFor(level):

@@ -42,7 +42,8 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
         """A line that cannot be written is told by its sentence, without its arguments.
 
-        Where the stream takes none, be it full, closed or gone, it is lost: who logs is not to blame.
+        Where the stream takes none, be it full, closed or gone, it is lost: who logs is not to
+        blame.
         """
         with suppress(OSError, ValueError):
             self.stream.write(f"{record.name}: cannot write a line: {one_line(record.msg)}\n")

@@ -1,8 +1,8 @@
 """What a line may show: text of others made harmless, exceptions made short, secrets masked.
 
-A model's name, a request's id, a key in etcd come from other processes: a newline in one would forge
-a line, an escape sequence would command the terminal of who reads it. Errors come out of nurseries
-in nested groups, of which Python's own traceback cuts the deepest, where the cause is.
+A model's name, a request's id, a key in etcd come from other processes: a newline in one would
+forge a line, an escape sequence would command the terminal of who reads it. Errors come out of
+nurseries in nested groups, of which Python's own traceback cuts the deepest, where the cause is.
 """
 
 from __future__ import annotations

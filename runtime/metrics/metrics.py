@@ -1,7 +1,7 @@
 """What every process counts, and where its parts declare what they count.
 
-Each object is a registry of its own, so that runtimes in one process share no numbers. The series of
-a part stand with it: a frontend's in `http/metrics.py`, a worker's in `worker/metrics.py`.
+Each object is a registry of its own, so that runtimes in one process share no numbers. The series
+of a part stand with it: a frontend's in `http/metrics.py`, a worker's in `worker/metrics.py`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def entries_refused(metrics: Metrics) -> Counts:
 def show_process(metrics: Metrics, role: str) -> None:
     """Show memory, processor time, descriptors and build; once per process, and not in a simulation.
 
-    The `process_*` series are those that every Prometheus client library shows, read from `/proc` when
-    they are asked for. Of several frontends on one port each has its own page, so each shows its own.
+    The `process_*` series are those that every Prometheus client library shows, read from `/proc`
+    when they are asked for. Of several frontends on one port each has its own page, so each shows
+    its own.
     """
     ProcessCollector(registry=metrics)
     build = metrics.counts(

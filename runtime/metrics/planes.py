@@ -1,7 +1,7 @@
 """What `/metrics` shows of the control, event and request planes: read from them when it is scraped.
 
-The planes count for themselves (`planes/statistics.py`), and know nothing of this page; a plane that
-does not count has no series.
+The planes count for themselves (`planes/statistics.py`), and know nothing of this page; a plane
+that does not count has no series.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What is counted, in plain numbers, and the page that shows it.
 
 prometheus-client takes a lock per number, looks up labels, and walks a histogram's buckets: that is
-as dear as everything else that is done for a token, and a page of a hundred models takes it a tenth of
-a second. So every number of ours is tallied here, who asks pays for the form, and the form of each
-line is kept. For one thread, as all of the runtime. `/metrics` of a whole process is in `metrics.py`.
+as dear as everything else that is done for a token, and a page of a hundred models takes it a tenth
+of a second. So every number of ours is tallied here, who asks pays for the form, and the form of
+each line is kept. For one thread, as all of the runtime. `/metrics` of a whole process is in
+`metrics.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def _bucket_names(bounds_s: Sequence[float]) -> list[str]:
 
 def _text(number: float) -> str:
     # The library's own way is for those that are large.
-    return repr(float(number)) if number < _LARGE else str(floatToGoString(number))  # type: ignore[no-untyped-call]
+    if number < _LARGE:
+        return repr(float(number))
+    return str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
 def _head(name: str, kind: str, text: str) -> str:

@@ -1,8 +1,8 @@
 """A lock of the whole cluster, which is also how a leader is chosen: on leases and revisions, no more.
 
-Each contender puts a key of its own under its lease; the oldest of them has the lock (the recipe of etcd's
-`concurrency` package). So they are served in the order in which they came, and whoever dies leaves with its
-lease (docs/decisions/0054).
+Each contender puts a key of its own under its lease; the oldest of them has the lock (the recipe of
+etcd's `concurrency` package). So they are served in the order in which they came, and whoever dies
+leaves with its lease (docs/decisions/0054).
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ async def open_lock(
 ) -> AsyncIterator[Lock]:
     """Wait for the lock `name`, and hold it while inside; `value` is what `find_holder` tells others.
 
-    The block is cancelled once somebody else may have it soon: the lease was not renewed for most of `ttl_s`, or
-    is gone. That is a `LeaseLostError` when the block is left. Cancelled, it leaves nothing behind, at the latest
-    after `ttl_s`. Raises what `ControlPlane` does while it is not in line yet.
+    The block is cancelled once somebody else may have it soon: the lease was not renewed for most
+    of `ttl_s`, or is gone. That is a `LeaseLostError` when the block is left. Cancelled, it leaves
+    nothing behind, at the latest after `ttl_s`. Raises what `ControlPlane` does while it is not in
+    line yet.
     """
     if not _NAME.fullmatch(name):
         raise RequestError(f"{name!r} is no name of a lock: a-z, 0-9, and then also . _ -")

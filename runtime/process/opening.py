@@ -81,11 +81,11 @@ async def open_runtime(
     """Open every plane and yield the runtime; leaving it is the orderly shutdown.
 
     With `serving` the process gets an instance id, request listeners and a lease. One that neither
-    serves nor `asks_workers` opens no data plane. The cache `kv`
-    of its engine, which must stay open for longer, is what peers move blocks to and from; they
-    find it under the instance id. Raises `ConfigError` or `ConnectError`, with a sentence that says
-    what to do, if a plane cannot be opened; nothing is left behind then. Raises `RuntimeError` where
-    trio does not run, or runs inside an asyncio loop.
+    serves nor `asks_workers` opens no data plane. The cache `kv` of its engine, which must stay
+    open for longer, is what peers move blocks to and from; they find it under the instance id.
+    Raises `ConfigError` or `ConnectError`, with a sentence that says what to do, if a plane cannot
+    be opened; nothing is left behind then. Raises `RuntimeError` where trio does not run, or runs
+    inside an asyncio loop.
     """
     _require_trio()
     instance_id = draw_id(env.rng) if serving else None

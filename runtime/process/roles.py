@@ -157,8 +157,8 @@ async def serve_frontend(
     """Serve HTTP until `stop`; then refuse new work, finish, and leave.
 
     `opened` is called once the planes are open, `ready` once HTTP is answered. The status port, if
-    there is one, is answered until the end. `place` is what the dashboard says of where it stands. Raises `ConfigError`
-    or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    there is one, is answered until the end. `place` is what the dashboard says of where it stands.
+    Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     check_files(config.http, env, transports.http)
     metrics = metrics or FrontendMetrics(env)
@@ -272,8 +272,9 @@ async def serve_engines(
 ) -> None:
     """Serve HTTP for the models of `engines`, which stay the caller's, until `stop`; then drain.
 
-    With a dashboard, and nothing else: no etcd, no NATS, no worker. For an engine on one machine, and for
-    trying one. What a request does here it does in a cluster, but for the way from the frontend to the worker.
+    With a dashboard, and nothing else: no etcd, no NATS, no worker. For an engine on one machine,
+    and for trying one. What a request does here it does in a cluster, but for the way from the
+    frontend to the worker.
 
     `ready` is called once HTTP is answered. Raises `ConfigError` if it cannot listen, and
     `ModelAlreadyExistsError` if two engines have one model.

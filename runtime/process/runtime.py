@@ -146,10 +146,10 @@ class Runtime:
         Cancelled or failed, it serves nothing, and may be called again.
 
         `engine` is what the handler asks: requests for another model than its own are refused, its
-        load and its KV blocks are told to routers (`worker/reports.py`), and `/metrics` shows them. A request of more than `payload_bytes_max`
-        bytes is refused before it is decoded. An endpoint that `serves_admitted` answers what other
-        processes ask about requests that are served here: neither `worker.requests_max` nor an
-        orderly end refuses that.
+        load and its KV blocks are told to routers (`worker/reports.py`), and `/metrics` shows them.
+        A request of more than `payload_bytes_max` bytes is refused before it is decoded. An
+        endpoint that `serves_admitted` answers what other processes ask about requests that are
+        served here: neither `worker.requests_max` nor an orderly end refuses that.
         """
         served = Endpoint(
             endpoint,

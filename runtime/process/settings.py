@@ -5,10 +5,10 @@ not decode, or is out of bounds, is refused with a log line and counted, and the
 in force; a key that is deleted falls back to its default. While the store is away the last known
 values hold.
 
-A setting that is called after a configuration key replaces that key in every process while it is set
-(`LiveConfig`). Whatever it changes is changed in one step of the loop: requests under way go on as they
-began. What never changes in a running process is in `config.py`. The commands
-`trinamo config get|set|watch` are in `src/trinamo/cli/settings.py`.
+A setting that is called after a configuration key replaces that key in every process while it is
+set (`LiveConfig`). Whatever it changes is changed in one step of the loop: requests under way go on
+as they began. What never changes in a running process is in `config.py`. The commands `trinamo
+config get|set|watch` are in `src/trinamo/cli/settings.py`.
 """
 
 from __future__ import annotations

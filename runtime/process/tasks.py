@@ -1,8 +1,8 @@
 """The nursery tree of this process: each task, where it waits, and for how long. Names, no contents.
 
 A hook on every step of every task would cost the hot path. So trio's own count of a task's steps is
-looked at every `LOOK_INTERVAL_S`, and when somebody asks: "since" is a lower bound, as coarse as that
-(docs/decisions/0053).
+looked at every `LOOK_INTERVAL_S`, and when somebody asks: "since" is a lower bound, as coarse as
+that (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class TaskTree:
 
     def _task(self, task: trio.lowlevel.Task, now: float) -> tuple[TaskView, Any]:
         """It, and what equal tasks have equal."""
-        # Of a name that trio made of an object's `repr`, which may tell of requests, the function's.
+        # Of a name that trio made of an object's `repr`, which may tell of requests, the
+        # function's.
         is_told = _NAME.fullmatch(task.name)
         name = str(task.name if is_told else getattr(task.coro, "__qualname__", "?"))
         _, at = self._steps.get(task._counter, (0, now))  # noqa: SLF001

@@ -1,8 +1,8 @@
 """The last requests of this process, in a ring: the newest take the place of the oldest.
 
 Each is known by the id that it has here. What `find` is asked for may be any id of the request: the
-client's `X-Request-Id`, the cluster's own, or that of one attempt at one worker, which stands in the
-worker's log; each of these begins with the one before it (`RequestIds.make`, `attempt_id`).
+client's `X-Request-Id`, the cluster's own, or that of one attempt at one worker, which stands in
+the worker's log; each of these begins with the one before it (`RequestIds.make`, `attempt_id`).
 `view_requests` tells what is under way, and what failed last, each in a line.
 """
 
@@ -83,8 +83,8 @@ class Traces:
     def begin(self, request_id: str, traceparent: str = "") -> Trace:
         """The trace of a request that has come; put it at the request's context.
 
-        `traceparent` is what its caller said, from wherever. Where no legs become spans it is handed
-        on as it is, unless it is malformed.
+        `traceparent` is what its caller said, from wherever. Where no legs become spans it is
+        handed on as it is, unless it is malformed.
         """
         trace: Trace
         if self._tracing is not None:

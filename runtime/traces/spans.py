@@ -1,11 +1,10 @@
 """Legs as OpenTelemetry's spans: of the traces of a cluster, across its processes.
 
 The legs of one request in one process are a tree of two levels: its first leg (`http`, `worker`,
-`caller`, `put`, `job`) and what came before it (`wait`) are children of whoever asked, all others are
-the first one's. What an `attempt`, a `put` or a
-`queue` leg asks of another process is that one's child, by the `traceparent` that travels along. Whether
-a trace is sampled, its root decides; spans of one that is not have ids all the same, so that nobody
-below decides again.
+`caller`, `put`, `job`) and what came before it (`wait`) are children of whoever asked, all others
+are the first one's. What an `attempt`, a `put` or a `queue` leg asks of another process is that
+one's child, by the `traceparent` that travels along. Whether a trace is sampled, its root decides;
+spans of one that is not have ids all the same, so that nobody below decides again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One request in one process: its legs, each from a start to an end, with what is known of it.
 
-Whoever works for a request finds its trace at its context (`Context.trace`). A leg is written when it
-begins, and again when it ends: nothing is done for a token. Facts are numbers and names of our own;
-no text of a client's or of a model's gets in here. Which traces are kept, `ring.py` decides.
+Whoever works for a request finds its trace at its context (`Context.trace`). A leg is written when
+it begins, and again when it ends: nothing is done for a token. Facts are numbers and names of our
+own; no text of a client's or of a model's gets in here. Which traces are kept, `ring.py` decides.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Dashboard:
         return msgspec.structs.replace(found, minutes=list(self._minutes.rows))
 
     def processes(self) -> Mapping[str, str]:
-        """Where the others' status ports are as of the last look, by instance id; frontends by name and pid."""
+        """The others' status ports as of the last look, by instance id; frontends by name and pid."""
         return self._processes
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """What processes say of themselves at `/health`: told here, and taken apart by whoever has asked.
 
-Anybody may have registered a status port: whatever does not make sense is as if it had not been said;
-texts are cut.
+Anybody may have registered a status port: whatever does not make sense is as if it had not been
+said; texts are cut.
 """
 
 from __future__ import annotations

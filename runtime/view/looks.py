@@ -1,6 +1,7 @@
 """Who looks for the page: a frontend at its cluster, or one process at the engines in it.
 
-It is the look of `trinamo status` (`survey.py`), with shorter patience: a page waits for the slowest.
+It is the look of `trinamo status` (`survey.py`), with shorter patience: a page waits for the
+slowest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ ASK_TIMEOUT_S: Final = 0.8
 Look = Callable[[str, str], Awaitable[Survey]]
 """One look of the frontend that answers at this URL, and at that of its status port.
 
-It takes some seconds at most, and raises nothing but bugs; one of `Survey.frontends` is the one that looks."""
+It takes some seconds at most, and raises nothing but bugs; one of `Survey.frontends` is the one
+that looks."""
 
 
 @attrs.frozen

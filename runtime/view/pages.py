@@ -1,9 +1,9 @@
 """The page: its files, served as they are, and those who have it open, who are told each snapshot.
 
 A page may run our own scripts alone and talk to us alone (`POLICY`): what a model or a worker calls
-itself can be no code, whatever a mistake in the page makes of it. One that does not take what it is sent
-misses snapshots, which costs it nothing, since each one tells everything; one that has missed too many is
-let go, and asks again by itself.
+itself can be no code, whatever a mistake in the page makes of it. One that does not take what it is
+sent misses snapshots, which costs it nothing, since each one tells everything; one that has missed
+too many is let go, and asks again by itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`/sd`: which ports Prometheus should scrape, in the form of its `http_sd_configs`.
 
 Every worker and frontend of the cluster with a status port is a target, as the control plane names
-them; a frontend that has none names itself by the address that it was asked at. The control plane is
-read at most once in `READ_INTERVAL_S`, however many ask; while it is away the last list holds, and
-without one the answer is an error, which lets Prometheus keep what it has.
+them; a frontend that has none names itself by the address that it was asked at. The control plane
+is read at most once in `READ_INTERVAL_S`, however many ask; while it is away the last list holds,
+and without one the answer is an error, which lets Prometheus keep what it has.
 https://prometheus.io/docs/prometheus/latest/http_sd/
 """
 

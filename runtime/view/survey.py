@@ -1,9 +1,10 @@
 """One look at a cluster: what discovery says, what its processes say of themselves, and who is away.
 
-The page of a frontend, `trinamo status`, `trace` and `doctor` all look by `survey_around`. Who looks reads
-discovery (`listing.py`), and names the frontends that are known besides; a frontend that looks is one of
-them. What frontends see of the instances comes first, since that decides where requests go. While etcd is
-away it is all there is; a plane that is away is one sentence in `Survey.away`.
+The page of a frontend, `trinamo status`, `trace` and `doctor` all look by `survey_around`. Who
+looks reads discovery (`listing.py`), and names the frontends that are known besides; a frontend
+that looks is one of them. What frontends see of the instances comes first, since that decides where
+requests go. While etcd is away it is all there is; a plane that is away is one sentence in
+`Survey.away`.
 """
 
 from __future__ import annotations
@@ -336,7 +337,8 @@ def _take_last_known(survey: Survey, view: FrontendView, why: str, last: Listing
     """Take instances and models from what a frontend knows, as etcd is away: `why`.
 
     Of those that no frontend asks, such as prefill workers, what discovery said in `last` is all
-    there is. A frontend before upstreams, and one with engines of its own, have no etcd that could be away.
+    there is. A frontend before upstreams, and one with engines of its own, have no etcd that could
+    be away.
     """
     known = view.cluster
     control = known.control if known is not None else None

@@ -1,8 +1,8 @@
 """What has happened to a cluster, found out by comparing what was seen with what is seen.
 
-Sans-IO and synchronous. Each source tells what it sees of its subjects; a subject that came, went, or
-whose state changed is an event. An outage is an event that lasts: it ends when the subject is well
-again, or gone.
+Sans-IO and synchronous. Each source tells what it sees of its subjects; a subject that came, went,
+or whose state changed is an event. An outage is an event that lasts: it ends when the subject is
+well again, or gone.
 """
 
 from __future__ import annotations

@@ -107,9 +107,9 @@ async def answer_over_asgi(
 ) -> None:
     """Let `answer` answer the request, and return once all is sent, or the client is gone.
 
-    An ASGI server tells nobody that the client has left but who waits in `receive()`, and a `send` may
-    wait as long as the client likes; it says by an `OSError` that the client is gone. So one task
-    reads and another one writes.
+    An ASGI server tells nobody that the client has left but who waits in `receive()`, and a `send`
+    may wait as long as the client likes; it says by an `OSError` that the client is gone. So one
+    task reads and another one writes.
     """
     scope = call[0]
     path = scope.get("raw_path") or str(scope["path"]).encode()

@@ -1,8 +1,8 @@
 """A request and its answer that wait here for their carrier: a connection of HTTP/2, or an ASGI server.
 
 What nobody takes of a body is not granted anew to the client, so it waits with the client; what the
-client does not take of an answer waits here. What this file does not do: frames and whose turn it is
-(`http2/connection.py`).
+client does not take of an answer waits here. What this file does not do: frames and whose turn it
+is (`http2/connection.py`).
 """
 
 from __future__ import annotations

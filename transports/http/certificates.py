@@ -73,7 +73,8 @@ class Certificates:
             self._loaded = _load(self._config)
         except ConfigError as error:
             self.is_renewal_broken = True
-            log.error("the certificate was not renewed, the old one stays: %s", error.message)  # noqa: TRY400 -- the sentence says it all
+            text = "the certificate was not renewed, the old one stays: %s"
+            log.error(text, error.message)  # noqa: TRY400 -- the sentence says it all
             return
         self.is_renewal_broken = False
         log.info("the certificate of %s is renewed", self._config.certificate_file)

@@ -68,10 +68,10 @@ class ConnectionTable:
 
     At the bound a new connection takes the place of one that waits: of those that shake hands,
     those that are idle, half a head included, and those whose body is arriving, the largest crowd
-    gives the one that has been in it longest. So whoever opens connections, and leaves them idle or sends half of something,
-    keeps nobody out but himself: not even a client whose request has not been read yet, which a
-    crowd of half bodies would push out if idle ones always went first. A connection whose request
-    is being answered is never taken.
+    gives the one that has been in it longest. So whoever opens connections, and leaves them idle or
+    sends half of something, keeps nobody out but himself: not even a client whose request has not
+    been read yet, which a crowd of half bodies would push out if idle ones always went first. A
+    connection whose request is being answered is never taken.
     """
 
     def __init__(self, connections_max: int) -> None:

@@ -189,9 +189,10 @@ ANY: Final = "*"
 class HostPolicy:
     """Which names clients may call this server by, besides addresses and loopback names; None: any.
 
-    A page in somebody's browser can give its own name the address of a server that the browser reaches
-    (DNS rebinding) and then read its answers; the Host header still carries the page's name, so a name
-    that is not ours is refused. Addresses are always allowed: nobody's name resolves to one.
+    A page in somebody's browser can give its own name the address of a server that the browser
+    reaches (DNS rebinding) and then read its answers; the Host header still carries the page's
+    name, so a name that is not ours is refused. Addresses are always allowed: nobody's name
+    resolves to one.
     """
 
     names: frozenset[str] | None

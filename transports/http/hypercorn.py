@@ -1,8 +1,8 @@
 """Speaking HTTP/1.1 with hypercorn, as it comes. The only file that imports it.
 
 What hypercorn does not protect from is on the page of operations: it is for a second opinion on
-loopback. What this file does not do: TLS and HTTP/2, which are our own listener's, requests as exchanges
-(`asgi.py`), and what is answered (`driver.py`).
+loopback. What this file does not do: TLS and HTTP/2, which are our own listener's, requests as
+exchanges (`asgi.py`), and what is answered (`driver.py`).
 """
 
 from __future__ import annotations

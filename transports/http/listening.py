@@ -1,4 +1,4 @@
-"""Listening sockets for the HTTP server, a sentence for each way in which they fail, and options of accepted ones."""
+"""Listening sockets of the HTTP server, a sentence for each way to fail, options of accepted ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ async def open_listeners(
 ) -> list[trio.SocketListener]:
     """Listen on every address of `host`, on one port; port 0 is chosen by the system.
 
-    With `reuse_port` other processes of this user may do the same. Raises `ConfigError` with a sentence that says what to do.
+    With `reuse_port` other processes of this user may do the same. Raises `ConfigError` with a
+    sentence that says what to do.
     """
     listeners: list[trio.SocketListener] = []
     try:

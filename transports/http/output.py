@@ -153,7 +153,8 @@ class Output:
                 with trio.fail_after(self._write_timeout_s):
                     while self._backlog and taken < WRITE_BYTES:
                         await self._wire.wait_room()
-                        # A slice is a copy, but a view would keep the buffer from growing meanwhile.
+                        # A slice is a copy, but a view would keep the buffer from growing
+                        # meanwhile.
                         sent = self._wire.send(bytes(self._backlog[: 4 * WRITE_BYTES]))
                         del self._backlog[:sent]
                         self._count()

@@ -1,7 +1,7 @@
 """Listening, the bound of connections, and the end: what every server of HTTP here has in common.
 
-Who speaks HTTP on an accepted connection is a matter of `driver.py`. What this file does not do: routes (`http/app.py`) and the drain of requests
-(`http/service.py`).
+Who speaks HTTP on an accepted connection is a matter of `driver.py`. What this file does not do:
+routes (`http/app.py`) and the drain of requests (`http/service.py`).
 """
 
 from __future__ import annotations

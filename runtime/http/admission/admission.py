@@ -5,8 +5,8 @@ Every inference request is a child context of one root, so that a shutdown reach
 A request waits while `requests_max` are in flight, while nobody who serves its model is there, and
 while every worker of it is busy or has refused one more. Places go round the parties (`shares.py`),
 and to the requests of one party for one model in the order of arrival; nobody waits behind somebody
-whose model lets nobody in. A line is not let in at once: one goes first, and each that a worker takes
-lets two more follow, until a worker refuses one, which then stands first again.
+whose model lets nobody in. A line is not let in at once: one goes first, and each that a worker
+takes lets two more follow, until a worker refuses one, which then stands first again.
 
 Who leaves the queue, whatever the reason, leaves nothing in it. All is decided synchronously, in
 `Admission.enter` and `AdmissionQueue.settle`, and awaited in `AdmissionQueue.wait`; the service
@@ -139,8 +139,8 @@ class AdmissionQueue:
     ) -> Context:
         """The context of a request in flight, for `Admission.leave`, once there is a place.
 
-        Raises `OverloadedError` after `timeout_s`, or `UnavailableError` if nobody was there for it,
-        `DeadlineError` at `deadline` (on trio's clock), `UnavailableError` when a drain begins,
+        Raises `OverloadedError` after `timeout_s`, or `UnavailableError` if nobody was there for
+        it, `DeadlineError` at `deadline` (on trio's clock), `UnavailableError` when a drain begins,
         `ClientGoneError`. Cancelled, it holds no place. Who was sent back stands first again, and
         its time runs on.
         """
@@ -303,7 +303,7 @@ def _first(own: Mapping[str, list[_Waiter]], lines: Container[str]) -> _Waiter |
 
 
 class RateLimit:
-    """A token bucket for each party: `burst` requests at once, and `rate_per_s` of them in the long run, of each party.
+    """A token bucket for each party: `burst` requests at once, `rate_per_s` in the long run.
 
     A party that comes for the first time, or after `PARTIES_MAX` others, has its whole burst.
     """
@@ -435,7 +435,8 @@ class Admission:
     def check_load(self, engines: Iterable[Engine], party: str) -> None:
         """Raise `OverloadedError` if all of `engines` are busy, and `party` may not wait for them.
 
-        Which of them a request is for, its body says; where it is all the same, nobody need read it.
+        Which of them a request is for, its body says; where it is all the same, nobody need read
+        it.
         """
         if self.busy is None or self.queue.has_room(party):
             return

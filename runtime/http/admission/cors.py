@@ -1,8 +1,8 @@
 """Pages of other origins that may ask (CORS); without a list nobody's may.
 
-A browser asks first (a preflight) whether a page may send JSON and a key, and shows the page an answer
-only if its head allows the page's origin. No cookie is ever taken, so a page sends nothing that it
-does not know itself. https://fetch.spec.whatwg.org/#http-cors-protocol
+A browser asks first (a preflight) whether a page may send JSON and a key, and shows the page an
+answer only if its head allows the page's origin. No cookie is ever taken, so a page sends nothing
+that it does not know itself. https://fetch.spec.whatwg.org/#http-cors-protocol
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who may ask: the keys of clients, read from a file or from the environment.
 
-What is compared are keyed digests, whose key is made anew in each process: how long a comparison takes
-tells nothing about a key. Keys stay out of logs; the names that the file gives them do not.
+What is compared are keyed digests, whose key is made anew in each process: how long a comparison
+takes tells nothing about a key. Keys stay out of logs; the names that the file gives them do not.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class ApiKeys:
     def renew(self) -> None:
         """Read the file again if it has changed.
 
-        One that is gone, or has a line that is none, may be half written: it is told in the log, and
-        the keys stay as they were. One without a line lets nobody in any more. Reads the disk.
+        One that is gone, or has a line that is none, may be half written: it is told in the log,
+        and the keys stay as they were. One without a line lets nobody in any more. Reads the disk.
         """
         seen = look_at(self._section.api_keys_file)
         if seen == self._seen:
@@ -112,7 +112,8 @@ class ApiKeys:
         try:
             self._keys = self._read()
         except ConfigError as error:
-            log.error("the keys were not read again, the old ones stay: %s", error.message)  # noqa: TRY400 -- the sentence says it all
+            text = "the keys were not read again, the old ones stay: %s"
+            log.error(text, error.message)  # noqa: TRY400 -- the sentence says it all
             return
         for name in before.difference(key.name for key in self._keys.values()):
             self._requests.remove("key", name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import trio
@@ -29,25 +29,26 @@ from .models import ModelManager, RoutedEngine
 _log = logging.getLogger("trinamo.http")
 _UNUSED_S: Final = 60.0
 AWAY_S: Final = 1800.0
-"""So long requests wait for a model whose workers are all gone, while another is served: no restart of
-a pool takes longer, and what was taken out of service is asked for no more by then."""
+"""So long requests wait for a model whose workers are all gone, while another is served: no restart
+of a pool takes longer, and what was taken out of service is asked for no more by then."""
+C = TypeVar("C", bound=Client)
 
 
-class ClientSource(Protocol):
+class ClientSource(Protocol[C]):
     """Opens clients and takes them back: a `Runtime`."""
 
-    async def client(self, endpoint: EndpointName) -> Client:
+    async def client(self, endpoint: EndpointName) -> C:
         """The client of an endpoint, to be released once."""
         ...
 
-    def release(self, client: Client) -> None:
+    def release(self, client: C) -> None:
         """Undo one call of `client`."""
         ...
 
 
 async def watch_models(
     control: ControlPlane,
-    clients: ClientSource,
+    clients: ClientSource[Any],
     manager: ModelManager,
     migration: MigrationPolicy | None = None,
     away_s: float = AWAY_S,
@@ -58,10 +59,10 @@ async def watch_models(
 
     Started once the first snapshot is in, or refused: then it is asked for again and again. A card
     that does not decode, or contradicts another, is logged, counted and passed over; what an older
-    value of its key said stays in force. A card that is deleted while its worker stays is kept until
-    the worker goes, or says that it will, and for `router.stale_grace_s` at most. The client of an
-    endpoint that no card names and that has no instance is released after a minute or so. A model
-    that nobody serves any more is remembered for `away_s`.
+    value of its key said stays in force. A card that is deleted while its worker stays is kept
+    until the worker goes, or says that it will, and for `router.stale_grace_s` at most. The client
+    of an endpoint that no card names and that has no instance is released after a minute or so. A
+    model that nobody serves any more is remembered for `away_s`.
     """
     async with open_nursery() as nursery:
         policy = migration or MigrationPolicy(series=MigrationSeries(manager.metrics.now))
@@ -93,7 +94,7 @@ class _ModelWatch:
 
     def __init__(
         self,
-        clients: ClientSource,
+        clients: ClientSource[Any],
         manager: ModelManager,
         nursery: trio.Nursery,
         migration: MigrationPolicy,

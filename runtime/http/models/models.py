@@ -2,9 +2,9 @@
 
 The first model added is the default of its kind, and the oldest that is left takes its place when
 it is removed; a request without a model name gets the default. An alias means the model that it was
-last said to mean, and the answer carries the name that was asked for. Everything here is synchronous, so
-no request ever sees half a change. Who calls `add_model` and `remove_model` when workers come and
-go is the watch on `models/…`, outside.
+last said to mean, and the answer carries the name that was asked for. Everything here is
+synchronous, so no request ever sees half a change. Who calls `add_model` and `remove_model` when
+workers come and go is the watch on `models/…`, outside.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class RoutedEngine:
     ) -> None:
         """Hand the answer of whichever workers the router chooses to `sink` as it comes.
 
-        Only `worker` is asked, if it is named. `took` is called with the id of the one that answers,
-        and how many blocks of the prompt it had, if that is known, before its first delta.
+        Only `worker` is asked, if it is named. `took` is called with the id of the one that
+        answers, and how many blocks of the prompt it had, if that is known, before its first delta.
         """
         kv = self.client.router.kv
         await MigratingAnswer(
@@ -165,8 +165,8 @@ class ModelManager:
         """The own name and the engine of `model`, or of the default of `kind` if it is empty.
 
         `model` is a name or an alias. Raises `ModelAwayError` if it was served a while ago, or if
-        nothing is served at all, else `ModelNotFoundError` with the models there are, as far as they
-        fit in a sentence.
+        nothing is served at all, else `ModelNotFoundError` with the models there are, as far as
+        they fit in a sentence.
         """
         name = self._own_name(model) if model else self._defaults.get(kind, "")
         served = self._models.get(name)

@@ -36,8 +36,8 @@ class _Watched:
     upstream: Upstream
     instance_id: str
     offered: dict[str, tuple[int, bool]] = attrs.field(factory=dict, eq=False)
-    """Models that it lists, with the tokens of their contexts, 0 where it tells none, and whether it
-    is well: else it finishes what it has, and is given nothing new."""
+    """Models that it lists, with the tokens of their contexts, 0 where it tells none, and whether
+    it is well: else it finishes what it has, and is given nothing new."""
 
     is_offered: trio.Event = attrs.field(factory=trio.Event, eq=False)
     """What its first look has found."""

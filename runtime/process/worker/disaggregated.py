@@ -1,7 +1,7 @@
 """The two roles of disaggregated serving in a process: what each serves, consumes and says.
 
-How they work together is in `runtime/disaggregation/`. A prefill worker serves both modes; which one is
-used is the decode workers' configuration.
+How they work together is in `runtime/disaggregation/`. A prefill worker serves both modes; which
+one is used is the decode workers' configuration.
 """
 
 from __future__ import annotations

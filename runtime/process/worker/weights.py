@@ -59,7 +59,8 @@ async def lend_weights(
 ) -> None:
     """Offer the files to the cluster until cancelled; what keeps us from it is logged.
 
-    `metadata` is for people, as that of the model's endpoint. Each file is read once for its digests, beside serving.
+    `metadata` is for people, as that of the model's endpoint. Each file is read once for its
+    digests, beside serving.
     """
     config = runtime.config
     section = config.weights
@@ -100,8 +101,9 @@ async def take_weights(
 ) -> bool:
     """Take a file from whoever has it; False if nobody offers it within `patience_s` seconds.
 
-    0 seconds are one look. Raises what `Taker.take` raises, `ConfigError` for a target that cannot be written, and what
-    opening the planes raises. The file appears whole and checked, or not at all.
+    0 seconds are one look. Raises what `Taker.take` raises, `ConfigError` for a target that cannot
+    be written, and what opening the planes raises. The file appears whole and checked, or not at
+    all.
     """
     async with open_runtime(config, env, transports) as runtime:
         ends_at = trio.current_time() + patience_s

@@ -1,7 +1,7 @@
 """`trinamo completion bash|zsh|fish`: what a shell is told, so that it completes our commands.
 
-And what is offered for `--engine`: ours by name, and what files of the current folder decorate as an engine.
-Nothing is imported: files are only read.
+And what is offered for `--engine`: ours by name, and what files of the current folder decorate as
+an engine. Nothing is imported: files are only read.
 """
 
 from __future__ import annotations

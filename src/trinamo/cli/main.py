@@ -79,8 +79,8 @@ app.add_typer(bench_app)
 def _tidied(command: Any) -> Any:
     """The command of typer, changed in place with all below it: help as it is read.
 
-    Commands say their examples as one text, `Examples:  one  ·  another`, which typer would set as a
-    paragraph and break in the middle of a command. A switch has no type behind it.
+    Commands say their examples as one text, `Examples:  one  ·  another`, which typer would set as
+    a paragraph and break in the middle of a command. A switch has no type behind it.
     """
     if command.epilog:
         examples = command.epilog.removeprefix("Examples:  ").split("  ·  ")

@@ -38,7 +38,8 @@ _TRAILERS: Final = HeadFault(
 class BodyReader:
     """Takes the body that follows `head` off the front of a connection's buffer.
 
-    A length, or chunks: sizes, data and trailers. Trailers are judged, and dropped: nobody here reads any.
+    A length, or chunks: sizes, data and trailers. Trailers are judged, and dropped: nobody here
+    reads any.
     """
 
     __slots__ = ("_chunks", "_extensions", "_left", "_rest", "_size", "_trailers", "is_complete")

@@ -1,10 +1,10 @@
 """How much work a client of HTTP/2 may cause that asks for nothing. Sans-IO.
 
 Frames that make a server work without an answer at their end (streams opened and reset at once, a
-flood of PING, SETTINGS, PRIORITY, empty DATA, half heads) are each within the protocol, and together
-an attack (CVE-2019-9511 to 9518, 2023-44487, 2024-27316, 2025-8671). So each frame costs something,
-time pays it back, and so does what an honest client has to send: an answer it took to its end, a
-piece of an answer, for which it may grant new room.
+flood of PING, SETTINGS, PRIORITY, empty DATA, half heads) are each within the protocol, and
+together an attack (CVE-2019-9511 to 9518, 2023-44487, 2024-27316, 2025-8671). So each frame costs
+something, time pays it back, and so does what an honest client has to send: an answer it took to
+its end, a piece of an answer, for which it may grant new room.
 """
 
 from __future__ import annotations

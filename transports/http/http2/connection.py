@@ -1,8 +1,8 @@
 """One connection of HTTP/2: the `h2` library reads and writes frames, this file bounds what they do.
 
 `h2` keeps no bounds of its own on answers that a client grants no window for, and counts no frames.
-Here one task reads and one writes. Whoever answers changes the state without waiting, and the writer
-sends what came together, in turns of one frame for each stream. A connection has at most
+Here one task reads and one writes. Whoever answers changes the state without waiting, and the
+writer sends what came together, in turns of one frame for each stream. A connection has at most
 `STREAMS_MAX` requests, those included that their client has given up and that have not ended yet.
 What this file does not do: TLS and the choice of the protocol (`../driver.py`), and what is
 answered (likewise).

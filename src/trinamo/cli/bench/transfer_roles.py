@@ -1,8 +1,9 @@
 """The two processes of `trinamo bench transfer`, run as `python -m trinamo.cli.bench.transfer_roles`.
 
-The benchmarks of transfers start them too. Each opens one transfer plane, says what it has as a line of JSON, and then answers one line per
-command until its input ends. The *owner* only has memory and checks it; the *mover* starts the
-transfers. Every figure is of blocks whose bytes were compared afterwards.
+The benchmarks of transfers start them too. Each opens one transfer plane, says what it has as a
+line of JSON, and then answers one line per command until its input ends. The *owner* only has
+memory and checks it; the *mover* starts the transfers. Every figure is of blocks whose bytes were
+compared afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One child process of `trinamo up` or `trinamo frontend`: started, listened to, started again if it crashes, ended.
+"""One child process of `trinamo up` or `trinamo frontend`, from start to end.
+
+It is started, listened to, started again if it crashes, and ended.
 
 A child is `python -m trinamo.cli <role>` in a process group of its own, so that Ctrl-C at the
 terminal reaches only `up`, which drains in order. It dies with `up` whatever kills that

@@ -1,8 +1,8 @@
 """Children that run but do not answer: stopped, stuck, or starved.
 
 The kernel tells of a process that has ended; of one that hangs nobody tells, so each is asked. What
-hangs is told, and ended after `worker.hang_timeout_s`, so that another one takes its place: the router
-passes over it meanwhile. Whoever debugs a process for longer says so by that setting.
+hangs is told, and ended after `worker.hang_timeout_s`, so that another one takes its place: the
+router passes over it meanwhile. Whoever debugs a process for longer says so by that setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One HTTP port for several frontends on this machine, which the kernel spreads connections over.
 
-Each listens for itself (SO_REUSEPORT). Whoever starts them chooses the port, and holds it for as long
-as one of them may come back; a socket that does not listen gets no connections.
+Each listens for itself (SO_REUSEPORT). Whoever starts them chooses the port, and holds it for as
+long as one of them may come back; a socket that does not listen gets no connections.
 """
 
 from __future__ import annotations

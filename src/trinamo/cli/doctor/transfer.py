@@ -1,8 +1,8 @@
 """What `trinamo doctor` says about moving KV blocks: devices, limits, libraries, transports.
 
-What `ibstat` would tell is read from `/sys`; what `ib_write_bw` and `ib_write_lat` would is the business of
-`trinamo bench transfer`, on one host, and of the tool itself between two. Libraries are loaded in a
-child process: one that ends its process must not end the doctor.
+What `ibstat` would tell is read from `/sys`; what `ib_write_bw` and `ib_write_lat` would is the
+business of `trinamo bench transfer`, on one host, and of the tool itself between two. Libraries are
+loaded in a child process: one that ends its process must not end the doctor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who else of a cluster runs on this machine, as `trinamo up` or the frontends themselves have written it down.
+"""Who else of a cluster runs on this machine, as `trinamo up` or the frontends have written down.
 
 Frontends that `trinamo up` has not started say who they are in a small file, for `trinamo status`.
-Discovery names those with a status port, while it is there; a port that several share answers for any.
-As the run file of a cluster it is for its user alone, is removed at the end, and belongs to one
-process. Run files hold secrets, too: none of them is handed on.
+Discovery names those with a status port, while it is there; a port that several share answers for
+any. As the run file of a cluster it is for its user alone, is removed at the end, and belongs to
+one process. Run files hold secrets, too: none of them is handed on.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def find_neighbours(config: Config) -> Neighbours:
 
 
 def neighbours_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> Neighbours:
-    """What is written down of the cluster with this etcd, and the frontend that an operator names by `url`."""
+    """What is written down of the cluster with this etcd, and the frontend that `url` names."""
     found = Neighbours()
     if run is not None:
         found.processes = run.processes

@@ -86,7 +86,8 @@ def check_engines(section: WorkerConfig) -> str:
 def share_cores(threads: int | str, engines: Sequence[str], *, workers: int = 1) -> int:
     """The threads of a step, where so many workers of one machine each have these engines.
 
-    Threads of llama.cpp wait for each other by spinning: more of them than cores are slower than one.
+    Threads of llama.cpp wait for each other by spinning: more of them than cores are slower than
+    one.
     """
     if isinstance(threads, int):
         return threads

@@ -34,8 +34,8 @@ async def run_processes(
 ) -> None:
     """Run `count` frontends until SIGINT or SIGTERM, then drain them all; `tell` when all serve.
 
-    Raises `ConfigError` or `UnavailableError`, with a sentence, if one of them cannot start; nothing
-    is left behind then, nor when cancelled.
+    Raises `ConfigError` or `UnavailableError`, with a sentence, if one of them cannot start;
+    nothing is left behind then, nor when cancelled.
     """
     http = config.http
     with reserved_port(http.host, http.port) as port:

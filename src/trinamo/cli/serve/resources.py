@@ -1,8 +1,8 @@
 """What a serving process asks of the system: descriptors, what is garbage, what goes back to the kernel.
 
 Almost all that a request makes goes with its last reference. Python's collector looks for the rest
-each time 700 objects more were made than freed, which took an eighth of a frontend's time under load
-(64 unary requests at once, `bench/bench_http.py`, seven pairs).
+each time 700 objects more were made than freed, which took an eighth of a frontend's time under
+load (64 unary requests at once, `bench/bench_http.py`, seven pairs).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def raise_descriptor_limit() -> None:
 def settle_memory(*, maps_bodies: bool) -> None:
     """Call it once the process has started.
 
-    What is alive then always will be: the collector leaves it out, and looks at the rest after every
-    `OBJECTS_MAX` objects. A full collection would else walk every class and module, and hold all
-    streams up for tens of milliseconds. What only the start needed goes back: 5 MB a worker.
+    What is alive then always will be: the collector leaves it out, and looks at the rest after
+    every `OBJECTS_MAX` objects. A full collection would else walk every class and module, and hold
+    all streams up for tens of milliseconds. What only the start needed goes back: 5 MB a worker.
 
-    With `maps_bodies` long bodies leave with their requests: glibc raises the size from which it maps
-    memory apart as soon as a long body is freed, and the next ones then stay in its heap. A burst of
-    64 bodies of 4 MB left 200 MB behind, for good. A worker's buffers are used again.
+    With `maps_bodies` long bodies leave with their requests: glibc raises the size from which it
+    maps memory apart as soon as a long body is freed, and the next ones then stay in its heap. A
+    burst of 64 bodies of 4 MB left 200 MB behind, for good. A worker's buffers are used again.
     """
     gc.collect()
     gc.freeze()
@@ -64,9 +64,9 @@ def settle_memory(*, maps_bodies: bool) -> None:
 async def memory_trimmed() -> AsyncIterator[None]:
     """Inside, the holes of the heap go back to the kernel every `TRIM_INTERVAL_S`.
 
-    What is short and stays, between long buffers that go, keeps glibc from giving back any but the top: a
-    frontend grew by 3 % in ten minutes of 5 requests a second that keeps nothing. It takes 0.4 ms where
-    40 MB are in use, 9 ms where it is 800 MB.
+    What is short and stays, between long buffers that go, keeps glibc from giving back any but the
+    top: a frontend grew by 3 % in ten minutes of 5 requests a second that keeps nothing. It takes
+    0.4 ms where 40 MB are in use, 9 ms where it is 800 MB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 

@@ -88,7 +88,8 @@ async def run_frontend(
 ) -> None:
     """Serve HTTP until SIGINT or SIGTERM, then refuse new work, finish, and leave.
 
-    `name` is what it is called among several that share a port: its log and metrics say it. Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
+    `name` is what it is called among several that share a port: its log and metrics say it. Raises
+    `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
     for notice in config_notices(config, moves_blocks=False):
         _log.warning("%s", notice)

@@ -1,8 +1,8 @@
 """What the simulator's commands are given: scenarios by path, function or shipped name, and failure files.
 
 A failure file is somebody else's: beyond what `load_failure` checks, only scenario files' own text,
-the scenarios that ship, with parameters they know and sizes that end, and scenario functions of files
-below this folder (`own.py`) may be played.
+the scenarios that ship, with parameters they know and sizes that end, and scenario functions of
+files below this folder (`own.py`) may be played.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
 async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
     """Tries an address as a frontend with this configuration does; nothing is asked there.
 
-    Without the cluster's secret, which who only looks may lack, just what is on this machine is tried.
+    Without the cluster's secret, which who only looks may lack, just what is on this machine is
+    tried.
     """
     secret = b""
     with suppress(ConfigError):
@@ -136,8 +137,8 @@ class Answers:
 async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: str = "") -> Answers:
     """Ask every process of the cluster, and the frontend at `url`, for what it knows of a request.
 
-    `key` is one of its clients'. Raises `UnavailableError` or `ConnectError`, with a sentence, if there
-    is nobody to be asked.
+    `key` is one of its clients'. Raises `UnavailableError` or `ConnectError`, with a sentence, if
+    there is nobody to be asked.
     """
     places, keys = await find_places(target, url, key)
     told, away = await ask_legs(fetch, request_id, places, keys)

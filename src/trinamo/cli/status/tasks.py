@@ -39,9 +39,9 @@ def tasks(
 ) -> None:
     """Draw the tree of nurseries and tasks of each process: where each waits, and for how long.
 
-    Equal tasks of a nursery are one row. How long is a lower bound, to ten seconds. A status port beyond
-    loopback tells it for an operator's key, which is sent to the one that `--url` names and to no other. Exit
-    codes: 0 told, 1 there is nobody to ask.
+    Equal tasks of a nursery are one row. How long is a lower bound, to ten seconds. A status port
+    beyond loopback tells it for an operator's key, which is sent to the one that `--url` names and
+    to no other. Exit codes: 0 told, 1 there is nobody to ask.
     """
     import msgspec
     import trio

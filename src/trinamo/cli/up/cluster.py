@@ -356,8 +356,8 @@ def welcome(
 def shared_settings(config: Config) -> dict[str, str]:
     """By key, as text, what differs from the defaults in all that the processes of a cluster share.
 
-    Children have it by environment. In the run file `trinamo worker` and `trinamo frontend` beside the
-    cluster, `status`, `queue`, `config` and `doctor` find it.
+    Children have it by environment. In the run file `trinamo worker` and `trinamo frontend` beside
+    the cluster, `status`, `queue`, `config` and `doctor` find it.
 
     Passwords and tokens are revealed: it goes into the run file, which is for its user alone.
     """

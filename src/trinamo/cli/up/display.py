@@ -1,9 +1,9 @@
 """What `trinamo up` shows: a live table on a terminal, plain lines everywhere else.
 
 Both take the same calls, all of them synchronous; neither knows what a cluster is. They write to
-`sys.stdout`, which here is an `output.Output`: no call waits for a reader. The log of `up` itself, such as
-a server that is started again, goes the same way: a handler that wrote to standard error would tear the
-table apart.
+`sys.stdout`, which here is an `output.Output`: no call waits for a reader. The log of `up` itself,
+such as a server that is started again, goes the same way: a handler that wrote to standard error
+would tear the table apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `trinamo up` is going to start, decided before anything is started.
 
-Only decides; `cluster.py` does it. Engines of the user's own are imported by a process of its own first: what
-an import takes (memory, threads, a GPU) is no business of `up`.
+Only decides; `cluster.py` does it. Engines of the user's own are imported by a process of its own
+first: what an import takes (memory, threads, a GPU) is no business of `up`.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def plan_cluster(
 ) -> Plan:
     """Decide what to start; raises `ConfigError` for what one machine cannot be.
 
-    Of the `workers`, `prefills` compute prompts for the others. Without a number it is for the engine
-    to say: of `llamacpp` one for each `CORES_OF_A_WORKER`, else `WORKERS`.
+    Of the `workers`, `prefills` compute prompts for the others. Without a number it is for the
+    engine to say: of `llamacpp` one for each `CORES_OF_A_WORKER`, else `WORKERS`.
     """
     config = sources.load()
     control, events = config.control_plane, config.event_plane
@@ -228,9 +228,9 @@ def _is_ours(embedded: bool | None, nodes: int, *, is_named: bool) -> bool:
 def check_own_engines(section: WorkerConfig, environ: Mapping[str, str]) -> None:
     """Return if all of them import and are engines; blocks meanwhile.
 
-    A worker started with `environ` has the configuration `section`. Raises `ConfigError` for a check
-    that could not end, and `SystemExit` for an engine that is none: what the check said of it has then
-    been written to standard error.
+    A worker started with `environ` has the configuration `section`. Raises `ConfigError` for a
+    check that could not end, and `SystemExit` for an engine that is none: what the check said of it
+    has then been written to standard error.
     """
     own = [each.engine for each in section.by_model() if is_own_engine(each.engine)]
     if not own:
