@@ -144,7 +144,15 @@ class Iteration(Sink[T]):
         return self
 
     async def __anext__(self) -> T:
-        await self._wait_item()
+        if not self._items and self._ending is None:
+            self._since_checkpoint = 0
+            await self._sleeper.sleep()
+        elif self._since_checkpoint + 1 < _ITEMS_PER_CHECKPOINT:
+            self._since_checkpoint += 1
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._since_checkpoint = 0
+            await trio.lowlevel.checkpoint()
         if self._items:
             item = self._items.popleft()
             if self._is_full and len(self._items) * 2 <= self._items_max:
@@ -156,18 +164,6 @@ class Iteration(Sink[T]):
         if error is not None:
             raise error
         raise StopAsyncIteration
-
-    async def _wait_item(self) -> None:
-        if not self._items and self._ending is None:
-            self._since_checkpoint = 0
-            await self._sleeper.sleep()
-            return
-        self._since_checkpoint += 1
-        if self._since_checkpoint < _ITEMS_PER_CHECKPOINT:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        else:
-            self._since_checkpoint = 0
-            await trio.lowlevel.checkpoint()
 
 
 async def forward_items(items: AsyncIterator[T], sink: Sink[T]) -> None:

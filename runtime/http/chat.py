@@ -61,7 +61,6 @@ from .streaming import (
     EventSink,
     PassedBody,
     PassedEvents,
-    Recipient,
 )
 
 WORKER_HEADER: Final = b"x-trinamo-worker"
@@ -382,20 +381,25 @@ class Inference:
             Body(admission.answers) as kept,
         ):
             context.trace = post.trace
-            bounds = self._config.answer_bytes_max, parsed.tokens_max
-            sink = self._sink(
-                parsed, post.id, Recipient(exchange, record, post.headers, kept, *bounds)
+            delivery = Delivery(
+                exchange,
+                record,
+                post.headers,
+                kept,
+                self._config,
+                context,
+                parsed.tokens_max,
+                may_wait=admission.queue.length_max > 0,
             )
-            may_wait = admission.queue.length_max > 0
-            delivery = Delivery(exchange, sink, context, record, self._config, may_wait)
-            await delivery.run(engine, generate, worker, took)
+            sink = self._sink(parsed, delivery)
+            await delivery.run(sink, engine, generate, worker, took)
         if record.first_token_at is not None:
             post.leg.mark("first_token", record.first_token_at)
         post.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
         self._manager.env.note("http.answered", id=post.id, outcome=record.outcome)
         return record
 
-    def _sink(self, parsed: Parsed, inner_id: str, to: Recipient) -> AnswerSink:
+    def _sink(self, parsed: Parsed, to: Delivery) -> AnswerSink:
         if parsed.is_passed:
             if not parsed.is_streamed:
                 return PassedBody(to)
@@ -405,7 +409,7 @@ class Inference:
         assert answer is not None, "no model of ours has this kind"
         make_form = partial(
             answer,
-            inner_id,
+            to.context.id,
             parsed.asked,
             int(self._manager.env.clock.wall()),
             wants_usage=parsed.wants_usage,

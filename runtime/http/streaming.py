@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import attrs
@@ -52,30 +53,10 @@ EVENT_HEADERS: Final = [
 ]
 
 
-@attrs.frozen
-class Recipient:
-    """Who gets an answer, and what it may become: nobody who makes one is trusted to end it."""
-
-    exchange: HttpExchange
-    record: RequestRecord
-    headers: Headers
-    """They are read with the answer's first byte."""
-    kept: Body
-    """Its share of what all answers may keep."""
-    bytes_max: int = 64 << 20
-    """Of what is kept of it."""
-    tokens_max: int = 1 << 20
-
-    @property
-    def count_max(self) -> int:
-        """Tokens and deltas together: each token may come by itself, and the last ones in one."""
-        return 2 * self.tokens_max + _OVERSHOOT_TOKENS
-
-
 class AnswerSink(Sink[Delta], ABC):
     """Makes one answer of deltas; `finish` or `fail` ends it."""
 
-    def __init__(self, to: Recipient) -> None:
+    def __init__(self, to: Delivery) -> None:
         super().__init__()
         self._to, self._exchange, self._record = to, to.exchange, to.record
         self._left, self._size = to.count_max, 0
@@ -117,10 +98,9 @@ class AnswerSink(Sink[Delta], ABC):
             )
         if size:
             self._size += size
-            if self._size > self._to.bytes_max:
-                raise EngineError(
-                    f"the answer is longer than http.answer_bytes_max {self._to.bytes_max}"
-                )
+            bytes_max = self._to.config.answer_bytes_max
+            if self._size > bytes_max:
+                raise EngineError(f"the answer is longer than http.answer_bytes_max {bytes_max}")
             self._to.kept.hold(self._size)
 
     def _count(self, delta: Delta) -> None:
@@ -144,7 +124,7 @@ class AnswerSink(Sink[Delta], ABC):
 class EventSink(AnswerSink):
     """Writes an event for each delta. The last one waits for the end, and goes out with `[DONE]`."""
 
-    def __init__(self, to: Recipient, make_form: Callable[[], AnswerFormat]) -> None:
+    def __init__(self, to: Delivery, make_form: Callable[[], AnswerFormat]) -> None:
         super().__init__(to)
         self._form = make_form()
         self._has_waited = False
@@ -181,7 +161,7 @@ class BodySink(AnswerSink):
 
     keeps_all = True
 
-    def __init__(self, to: Recipient, make_form: Callable[[], AnswerFormat]) -> None:
+    def __init__(self, to: Delivery, make_form: Callable[[], AnswerFormat]) -> None:
         super().__init__(to)
         self._make_form, self._form = make_form, make_form()
 
@@ -218,94 +198,105 @@ class Delivery:
     decides: one that was cut off counts as gone.
     """
 
-    _exchange: HttpExchange
-    _sink: AnswerSink
-    _context: Context
-    _record: RequestRecord
-    _config: HttpConfig
-    _may_wait: bool = False
+    exchange: HttpExchange
+    record: RequestRecord
+    headers: Headers
+    """They are read with the answer's first byte."""
+    kept: Body
+    """Its share of what all answers may keep."""
+    config: HttpConfig
+    context: Context
+    tokens_max: int = 1 << 20
+    """Nobody who makes an answer is trusted to end it."""
+    may_wait: bool = False
     """Whether a request that every worker refuses for want of room is sent back, to wait."""
     _is_made: bool = False
 
+    @property
+    def count_max(self) -> int:
+        """Tokens and deltas together: each token may come by itself, and the last ones in one."""
+        return 2 * self.tokens_max + _OVERSHOOT_TOKENS
+
     async def run(
         self,
+        sink: AnswerSink,
         engine: Engine,
         request: GenerateRequest,
         worker: str | None = None,
         took: Callable[[str, int | None], None] | None = None,
     ) -> None:
-        """Await what `engine` hands to the sink, then the last byte; used once.
+        """Await what `engine` hands to `sink`, which was made for this, then the last byte; used once.
 
         `worker` and `took` are for a `RoutedEngine`. Does not raise: what goes wrong is told to the
         client, as far as it is there, and becomes the outcome. With the outcome `SENT_BACK` nothing
         was told. Cancelled from outside, `forward` has unwound before this leaves.
         """
-        exchange, scope = self._exchange, self._context.scope
-        exchange.on_gone(self._client_left)
+        exchange, scope = self.exchange, self.context.scope
+        exchange.on_gone(partial(self._client_left, sink))
         error: Exception | None = None
         caught: Exception | None = None
         try:
             with scope:
                 if isinstance(engine, RoutedEngine):
-                    await engine.forward(request, self._context, self._sink, worker, took)
+                    await engine.forward(request, self.context, sink, worker, took)
                 else:
-                    await forward_of(engine)(request, self._context, self._sink)
-            if not (scope.cancelled_caught or self._context.cut_by or exchange.is_gone):
-                self._sink.finish()
+                    await forward_of(engine)(request, self.context, sink)
+            if not (scope.cancelled_caught or self.context.cut_by or exchange.is_gone):
+                sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
             error = caught = raised
-        if self._context.cut_by or (error is None and scope.cancelled_caught):
+        if self.context.cut_by or (error is None and scope.cancelled_caught):
             error = self._why_cut()
         self._is_made = True
-        is_touched = self._context.is_stopped or exchange.is_gone
-        if self._may_wait and type(error) is OverloadedError and error.definite and not is_touched:
-            self._record.outcome, self._record.detail = SENT_BACK, error.message
+        is_touched = self.context.is_stopped or exchange.is_gone
+        if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
+            self.record.outcome, self.record.detail = SENT_BACK, error.message
             forget_frames(caught)
             return
         try:
             if not exchange.is_gone:
                 if error is not None:
-                    self._sink.fail(self._explain(error))
+                    sink.fail(self._explain(error))
                 await exchange.sent()
             self._settle(error)
         finally:
-            if self._record.fault is None:
+            if self.record.fault is None:
                 forget_frames(caught)
 
     def _explain(self, error: Exception) -> ErrorAnswer:
-        tells_detail = self._config.engine_error_detail
-        return answer_error(error, request_id=self._context.id, tells_detail=tells_detail)
+        tells_detail = self.config.engine_error_detail
+        return answer_error(error, request_id=self.context.id, tells_detail=tells_detail)
 
-    def _client_left(self) -> None:
-        self._record.disconnected()
+    def _client_left(self, sink: AnswerSink) -> None:
+        self.record.disconnected()
         if self._is_made:
             return
-        if self._config.on_disconnect == "stop":
-            self._context.stop(Reason.CLIENT_DISCONNECT)
-            scope = self._context.scope
-            scope.deadline = min(scope.deadline, trio.current_time() + self._config.stop_grace_s)
+        if self.config.on_disconnect == "stop":
+            self.context.stop(Reason.CLIENT_DISCONNECT)
+            scope = self.context.scope
+            scope.deadline = min(scope.deadline, trio.current_time() + self.config.stop_grace_s)
             # What is written from now on is dropped, so there is room.
-            self._sink.resume()
+            sink.resume()
         else:
-            self._context.kill(Reason.CLIENT_DISCONNECT)
+            self.context.kill(Reason.CLIENT_DISCONNECT)
 
     def _why_cut(self) -> KilledError | DeadlineError:
         """Say who ended the request: a shutdown, a kill, or its deadline, which is one."""
-        reason = self._context.cut_by
+        reason = self.context.cut_by
         if reason is None:
-            if not (self._context.is_killed or self._exchange.is_gone):
-                self._context.kill(Reason.DEADLINE)
+            if not (self.context.is_killed or self.exchange.is_gone):
+                self.context.kill(Reason.DEADLINE)
                 return DeadlineError("the answer was not complete in the time that it had")
-            self._context.kill(Reason.CLIENT_DISCONNECT)
-            reason = self._context.kill_reason or Reason.CONSUMER_DROPPED
+            self.context.kill(Reason.CLIENT_DISCONNECT)
+            reason = self.context.kill_reason or Reason.CONSUMER_DROPPED
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
 
     def _settle(self, error: Exception | None) -> None:
         """Say once how the request ended."""
-        record, reason = self._record, self._context.reason
+        record, reason = self.record, self.context.reason
         if reason is not None:
             record.cancelled(reason)
-        if self._exchange.is_gone:
+        if self.exchange.is_gone:
             record.outcome = Reason.CLIENT_DISCONNECT
         elif error is None:
             record.outcome = SUCCESS
@@ -325,7 +316,7 @@ class PassedBody(AnswerSink):
 
     keeps_all = True
 
-    def __init__(self, to: Recipient) -> None:
+    def __init__(self, to: Delivery) -> None:
         super().__init__(to)
         self._pieces: list[bytes] = []
         self._status = 200
@@ -366,7 +357,7 @@ class PassedEvents(PassedBody):
 
     keeps_all = False
 
-    def __init__(self, to: Recipient, *, ends_with_done: bool) -> None:
+    def __init__(self, to: Delivery, *, ends_with_done: bool) -> None:
         super().__init__(to)
         self._end = DONE if ends_with_done else b""
         to.exchange.on_room(self.resume)

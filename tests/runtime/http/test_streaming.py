@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -24,7 +25,7 @@ from trinamo.runtime.errors import EngineError, UnavailableError
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.metrics import FrontendMetrics
-from trinamo.runtime.http.streaming import BodySink, Delivery, EventSink, Recipient
+from trinamo.runtime.http.streaming import BodySink, Delivery, EventSink
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
@@ -114,11 +115,11 @@ class Served:
     ) -> None:
         make_form = partial(CompletionAnswer, "1", "m", 0, wants_usage=False)
         with self.metrics.request("m", "chat") as record, Body(self.answers) as kept:
-            to = Recipient(exchange, record, [], kept, 1 << 19, self.tokens_max)
-            sink = self.sink_type(to, make_form)
-            delivery = Delivery(exchange, sink, self.context, record, self.config)
+            config = msgspec.structs.replace(self.config, answer_bytes_max=1 << 19)
+            delivery = Delivery(exchange, record, [], kept, config, self.context, self.tokens_max)
+            sink = self.sink_type(delivery, make_form)
             engine: Any = SimpleNamespace(forward=lambda _, __, sink: forward(sink))
-            await delivery.run(engine, GenerateRequest(model="m", prompt="a"))
+            await delivery.run(sink, engine, GenerateRequest(model="m", prompt="a"))
         self.outcome = record.outcome
 
     def value(self, name: str) -> float:

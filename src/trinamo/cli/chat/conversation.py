@@ -112,7 +112,8 @@ class Conversation:
                     raise await _refusal(response)
                 async with aclosing(_events(response)) as events:
                     async for event in events:
-                        yield _text_of(event)
+                        delta = (event.get("choices") or [{}])[0].get("delta") or {}
+                        yield str(delta.get("content") or "")
         except ConnectError as error:
             raise ConnectError(
                 f"{error.message}. Is the cluster running? Start it with `trinamo up`, or name"
@@ -158,11 +159,6 @@ def _parse(text: bytes) -> dict[str, Any]:
 def _message_of(body: dict[str, Any]) -> str:
     error = body.get("error")
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
-
-
-def _text_of(chunk: dict[str, Any]) -> str:
-    choices = chunk.get("choices") or [{}]
-    return str((choices[0].get("delta") or {}).get("content") or "")
 
 
 def _harmless(text: str) -> str:

@@ -196,14 +196,14 @@ def unblock_output() -> None:
     is_same = os.path.sameopenfile(error.fileno(), output.fileno())
     sys.stdout = sys.stderr if is_same else Output(output.fileno())
     _outputs.extend([sys.stderr] if is_same else [sys.stderr, sys.stdout])
-    atexit.register(_leave)
 
+    def leave() -> None:
+        # First, for it tells what was held back; registered before us it would come after.
+        logging.shutdown()
+        for each in _outputs:
+            each.drain(EXIT_S)
 
-def _leave() -> None:
-    # First, for it tells what was held back; registered before us it would come after.
-    logging.shutdown()
-    for output in _outputs:
-        output.drain(EXIT_S)
+    atexit.register(leave)
 
 
 def show_losses(metrics: Metrics) -> None:
