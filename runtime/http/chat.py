@@ -310,9 +310,10 @@ class Inference:
     def _take(self, request: ChatCompletionRequest | CompletionRequest, tenant: str) -> Parsed:
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
-        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        card = self._manager.card(model)
+        context_tokens_max = (card and card.context_tokens_max) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
-        check_features(generate, self._manager.features(model))
+        check_features(generate, () if card is None else card.features)
         return Parsed(
             msgspec.structs.replace(generate, tenant=tenant) if tenant else generate,
             engine,
@@ -326,9 +327,10 @@ class Inference:
     def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
         """The request with its body as it is, if it is for a model that takes it so."""
         model, engine = self._manager.find(passed.model, self._endpoint.kind)
-        if not self._manager.passes_through(model):
+        card = self._manager.card(model)
+        if card is None or not card.passes_through:
             return None
-        context_tokens_max = self._manager.context_tokens_max(model) or CONTEXT_TOKENS_MAX
+        context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
         return Parsed(
             GenerateRequest(
                 model=model,

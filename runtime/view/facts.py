@@ -7,7 +7,7 @@ said; texts are cut.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import attrs
@@ -241,3 +241,53 @@ class Rates:
     def forget(self, before_s: float) -> None:
         """Forget what was last updated before then."""
         self._last = {name: each for name, each in self._last.items() if each[1] >= before_s}
+
+
+class _Held(msgspec.Struct):
+    model: str
+    sha256: str
+    byte_count: _Count
+
+
+class _Lent(msgspec.Struct):
+    taker: str
+    sha256: str
+    done: _Count
+    count: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Weights(msgspec.Struct):
+    held: list[_Held] = []
+    lent: list[_Lent] = []
+
+
+class WeightsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model file of one holder."""
+
+    instance_id: str
+    model: str
+    sha256: str
+    byte_count: int
+    takers: list[str]
+    """Who takes it now, and how much of it each has."""
+
+
+def weights_rows(healths: Iterable[tuple[str, dict[str, Any] | None]]) -> Iterator[WeightsRow]:
+    """By instance id, what workers' status ports said of model files, once a worker."""
+    found: dict[str, _Weights] = {}
+    for instance_id, health in healths:
+        if (weights := read_facts((health or {}).get("weights"), _Weights)) is not None:
+            found[instance_id] = weights
+    for instance_id, told in found.items():
+        for held in told.held:
+            yield WeightsRow(
+                instance_id=instance_id,
+                model=held.model,
+                sha256=held.sha256,
+                byte_count=held.byte_count,
+                takers=[
+                    f"{each.taker or 'a peer'}: {min(each.done, each.count) * 100 // each.count} %"
+                    for each in told.lent
+                    if each.sha256 == held.sha256
+                ],
+            )

@@ -18,7 +18,6 @@ from tests.session import needs
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
-from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.engines.llamacpp.model_file import (
     FILE_BYTES,
@@ -26,6 +25,7 @@ from trinamo.runtime.engines.llamacpp.model_file import (
     find_model,
     missing_model,
 )
+from trinamo.runtime.view.facts import weights_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 needs.LLAMACPP.imported()

@@ -222,20 +222,9 @@ class ModelManager:
         """Whether `model` is served, of whatever kind."""
         return model in self._models
 
-    def context_tokens_max(self, model: str) -> int:
-        """How many tokens the context of `model` holds, as its card says; 0 if it does not."""
-        card = self._models[model].card
-        return 0 if card is None else card.context_tokens_max
-
-    def features(self, model: str) -> Collection[str]:
-        """What else may be asked of `model` (`Feature`), as its card says; nothing without one."""
-        card = self._models[model].card
-        return () if card is None else card.features
-
-    def passes_through(self, model: str) -> bool:
-        """Whether `model`, which is served, takes the bodies of its requests as they are."""
-        card = self._models[model].card
-        return card is not None and card.passes_through
+    def card(self, model: str) -> ModelCard | None:
+        """What workers published of `model`, which is served; None if it was added without a card."""
+        return self._models[model].card
 
     @property
     def has_instance(self) -> bool:
@@ -252,9 +241,9 @@ class ModelManager:
         if name not in self._models:
             self._check_away(name, None)
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
-        context = self.context_tokens_max(name) or UNSET
-        created = self._models[name].created
-        return Model(id=model, created=created, root=name, max_model_len=context)
+        served = self._models[name]
+        tokens = UNSET if served.card is None else served.card.context_tokens_max or UNSET
+        return Model(id=model, created=served.created, root=name, max_model_len=tokens)
 
     def describe_all(self) -> ModelList:
         """The models list: first the models, then their aliases."""

@@ -15,11 +15,11 @@ from trinamo.cli.doctor.discovery import (
 )
 from trinamo.cli.doctor.finding import Verdict
 from trinamo.cli.status.text import survey_tables
-from trinamo.cli.status.weights import weights_rows
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.view.facts import weights_rows
 from trinamo.runtime.view.listing import InstanceLook, look_at_models
 from trinamo.runtime.view.survey import FrontendLook, Survey
 

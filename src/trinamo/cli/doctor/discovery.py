@@ -9,11 +9,11 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.view.facts import WeightsRow, weights_rows
 from trinamo.runtime.view.survey import Survey
 
 from ..running.locating import Target, somebody_listens
 from ..status.asking import survey_cluster
-from ..status.weights import WeightsRow, weights_rows
 from .finding import Finding, Verdict
 
 TIMEOUT_S: Final = 6.0

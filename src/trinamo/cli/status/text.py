@@ -14,11 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trinamo.runtime.logs.text import one_line
-from trinamo.runtime.view.facts import Transfers, read_facts
+from trinamo.runtime.view.facts import Transfers, read_facts, weights_rows
 from trinamo.runtime.view.listing import InstanceLook
 from trinamo.runtime.view.survey import FrontendLook, Survey
-
-from .weights import weights_rows
 
 ROWS_MAX: Final = 200
 CELL_CHARACTERS_MAX: Final = 200
