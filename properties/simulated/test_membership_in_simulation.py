@@ -6,7 +6,7 @@ import msgspec
 import trio
 from hypothesis import given, settings, strategies as st
 
-from tests.conformance.requests.service import Service, unary
+from tests.conformance.requests.service import Service, result_of, unary
 from trinamo.runtime.errors import ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.request import Envelope
 from trinamo.sim import Network, SeedChoices, SimEnv, World
@@ -74,13 +74,13 @@ class Scene:
         """As a router: where more strangers come in one instant than there are places, once more."""
         while True:
             try:
-                return await plane.call(f"worker:{PORT}", ask, payload)
+                return await result_of(plane, f"worker:{PORT}", ask, payload)
             except ConnectError:
                 await trio.sleep(0.1)
 
     async def _expect(self, plane: TcpRequestPlane, envelope: Envelope) -> None:
         try:
-            await plane.call(f"worker:{PORT}", envelope, b"")
+            await result_of(plane, f"worker:{PORT}", envelope, b"")
         except ConnectError as error:
             self.refusals.append(type(error))
 

@@ -11,13 +11,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import outcome
 import trio
 
 from ..context import Context
 from ..deadlines import Deadlines
 from ..errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
-from ..planes import Delivery, InputRegistration, RequestPlane, ResponsePlane
+from ..planes import Delivery, InputRegistration, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.streams.request import Answer, Envelope, attempt_id, raise_for_nack
@@ -25,70 +24,6 @@ from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink
 from .router import Router
 from .search import Asked
-
-
-class UnaryAttempt(InFlight):
-    """One unary request at one instance."""
-
-    __slots__ = ("_context", "_error", "_scope", "_task")
-
-    def __init__(self, context: Context) -> None:
-        # Its only item is the answer, which a worker that leaves may still give.
-        super().__init__(is_waiting=False)
-        self._context = context
-        self._task: trio.lowlevel.Task | None = None
-        self._scope: trio.CancelScope | None = None
-        self._error: DisconnectedError | None = None
-
-    async def run(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> bytes:
-        """The answer, unless the worker is silent and taken for lost before that."""
-        delivery = plane.post(address, envelope, payload, self._take)
-        if delivery is None:
-            with trio.CancelScope() as self._scope:
-                why_left = self._context.why_left
-                return await plane.call(address, envelope, payload, why_left=why_left)
-            assert self._error is not None
-            raise self._error
-
-        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            self._task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        try:
-            self._task = trio.lowlevel.current_task()
-            result: bytes = await trio.lowlevel.wait_task_rescheduled(abort)
-            return result
-        finally:
-            # Of an answer that has come this does nothing.
-            delivery.cancel(self._context.why_left())
-
-    def heard(self) -> int:
-        return 0
-
-    def fail(self, error: DisconnectedError) -> None:
-        self._error = error
-        if self._scope is not None:
-            self._scope.cancel()
-        else:
-            self._wake(outcome.Error(error))
-
-    def _take(self, answer: Answer | TrinamoError, result: bytes) -> None:
-        self._wake(outcome.capture(_check, answer, result))
-
-    def _wake(self, said: outcome.Outcome[bytes]) -> None:
-        if self._task is not None:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task, said)
-
-
-def _check(answer: Answer | TrinamoError, result: bytes = b"") -> bytes:
-    """`result`, or what the answer says went wrong."""
-    if isinstance(answer, TrinamoError):
-        raise answer
-    raise_for_nack(answer)
-    return result
 
 
 class Attempt(InFlight):
@@ -146,7 +81,7 @@ class StreamAttempt(Attempt):
         self._plane, self._openings, self._rng = plane, openings, rng
         self._delivery: Delivery | None = None
         self._sending: trio.CancelScope | None = None
-        """While it waits for a request plane."""
+        """While it waits for room."""
         self._error: DisconnectedError | None = None
         try:
             self.registration = plane.register(context)
@@ -181,18 +116,23 @@ class StreamAttempt(Attempt):
             traceparent=self._leg.traceparent or context.trace.traceparent,
         )
         check_killed(context)
-        self._delivery = plane.post(address, envelope, payload, self._take)
-        if self._delivery is None:
-            await self._send(plane, address, envelope, payload)
-        self._openings.begin(self)
+        while (delivery := plane.post(address, envelope, payload, self._take)) is None:
+            with context.cancelled_by_kill() as self._sending:
+                await plane.wait_room(address)
+            self._sending = None
+            if self._error is not None:
+                raise self._error
+            check_killed(context)
+        self._delivery = delivery
+        if not plane.acknowledges:
+            self._openings.begin(self)
         await self.channel.wait_prologue()
         # From here on the connection itself tells better whether the worker lives, and one that
         # left discovery is given up only if it has fallen silent too.
         self.begun()
         self._openings.end(self)
-        if self._delivery is not None:
-            # Whoever has begun has accepted.
-            self._delivery.forget()
+        # Whoever has begun has accepted.
+        delivery.forget()
 
     async def forward(self, sink: Sink[Any]) -> None:
         """See `Attempt`; items are decoded as they come."""
@@ -240,26 +180,13 @@ class StreamAttempt(Attempt):
     def _take(self, answer: Answer | TrinamoError, _: bytes = b"") -> None:
         """A NACK, why there will be no answer, or the ACK of a worker that calls home."""
         try:
-            _check(answer if isinstance(answer, TrinamoError) else answer.ack)
+            if isinstance(answer, TrinamoError):
+                raise answer
+            raise_for_nack(answer.ack)
         except TrinamoError as error:
             self.channel.fail(error)
-
-    async def _send(
-        self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> None:
-        """Deliver it where that takes a wait: for a connection, for room, or for a broker."""
-        context, ack = self.context, None
-        with context.cancelled_by_kill() as self._sending:
-            while self._delivery is None and await plane.wait_room(address):
-                self._delivery = plane.post(address, envelope, payload, self._take)
-            if self._delivery is None:
-                ack = await plane.send(address, envelope, payload, why_left=context.why_left)
-        self._sending = None
-        if self._error is not None:
-            raise self._error
-        check_killed(context)
-        if ack is not None:
-            self._take(ack)
+        else:
+            self._openings.begin(self)
 
 
 class _Decoding(Sink[bytes]):

@@ -31,14 +31,15 @@ from ..logs.fields import add_fields
 from ..planes import InputRegistration, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.names import RoutingHint
-from ..protocol.streams.request import Envelope, RequestKind, attempt_id
+from ..protocol.streams.request import Envelope, RequestKind, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink
 from ..traces.ring import Traces
 from ..traces.trace import NO_TRACE, Leg
-from .attempts import Attempt, StreamAttempt, UnaryAttempt, check_killed
+from .attempts import Attempt, StreamAttempt, check_killed
 from .router import Router
 from .search import ELSEWHERE, Among, Asked, Patience, Search
+from .unary import UnaryAttempt
 
 T = TypeVar("T")
 _ITS_FAULT: Final = (DisconnectedError, RemoteProtocolError, UpstreamError)
@@ -233,7 +234,9 @@ class Client:
                         traceparent=leg.traceparent or context.traceparent,
                     )
                     route = self.router.route(instance)
-                    return await attempt.run(*route, envelope, asked.payload)
+                    answer, result = await attempt.run(*route, envelope, asked.payload)
+                    raise_for_nack(answer)
+                    return result
             except ELSEWHERE as error:
                 search.fail(instance, error)
                 if not error.definite:

@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from ..context import Context
 from ..env import Env, draw_id
 from ..errors import TrinamoError
 from ..nurseries import open_nursery
@@ -23,6 +24,7 @@ from ..protocol.discovery.presence import Presence, Sign
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 from .instances import Instances
 from .record import InstanceRecord
+from .unary import UnaryAttempt
 
 _log = logging.getLogger("trinamo.router")
 _BACKOFF_MIN_S: Final = 0.1
@@ -192,7 +194,8 @@ async def _ask(route: Route, instance: Instance, env: Env, timeout_s: float) -> 
     )
     with trio.move_on_after(timeout_s):
         try:
-            return await plane.send(address, envelope, b"")
+            answer, _ = await UnaryAttempt(Context(envelope.id)).run(plane, address, envelope, b"")
+            return answer.ack
         except TrinamoError:
             return None
         except Exception:  # noqa: BLE001 -- a stranger's words end this probe alone

@@ -42,8 +42,6 @@ from .requests import (
     RequestServer,
     RequestService,
     TakeAnswer,
-    WhyLeft,
-    dropped,
 )
 from .responses import (
     CallHome,
@@ -105,7 +103,5 @@ __all__ = [
     "TransferPlane",
     "TransferReport",
     "WatchEvent",
-    "WhyLeft",
     "WorkQueue",
-    "dropped",
 ]

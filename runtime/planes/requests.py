@@ -19,15 +19,6 @@ No ACK comes for a stream that is opened on the link of its request: that it is 
 """
 
 
-WhyLeft = Callable[[], Reason]
-"""Says, when a caller that waits is cancelled, why it leaves its request."""
-
-
-def dropped() -> Reason:
-    """Why a caller leaves that has nothing to say about it."""
-    return Reason.CONSUMER_DROPPED
-
-
 class RequestService(Protocol):
     """What the worker offers to whatever request plane brings it envelopes."""
 
@@ -128,41 +119,30 @@ class RequestPlane(Protocol):
         """
         ...
 
+    @property
+    def acknowledges(self) -> bool:
+        """Whether a worker that takes a request for a stream says so by an ACK.
+
+        If not, that it opens the stream is the ACK.
+        """
+        ...
+
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
     ) -> Delivery | None:
-        """Deliver a request without waiting; None, and nothing was done, where that takes a wait.
+        """Deliver a request without waiting; None, and nothing was done, while that takes a wait.
 
-        `take` is called once at most, later, and must not wait; it gets the errors that `send` or
-        `call` would raise. Raises at once what can be said at once. How long a worker may take to
+        `take` is called once at most, later, and must not wait. It gets `ConnectError` if nothing was
+        sent, `DisconnectedError` if the connection broke before the answer, `RemoteProtocolError` if
+        that is none. Raises at once what can be said at once, such as `ImpostorError`: another
+        instance than `envelope.instance_id` answers at the address. How long a worker may take to
         open a stream, or to refuse it, is for the caller to bound.
         """
         ...
 
-    async def wait_room(self, address: str) -> bool:
-        """Return once `post` may deliver to `address`; False, at once, if it never will.
+    async def wait_room(self, address: str) -> None:
+        """Return once `post` may deliver to `address`. Safe to cancel.
 
         Raises `ConnectError` if the worker cannot be reached.
-        """
-        ...
-
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
-        """Deliver a probe, or a request to call home, and return the worker's ACK or NACK.
-
-        Raises `ConnectError` if nothing was sent (`ImpostorError`: another instance than
-        `envelope.instance_id` answers at the address), `DisconnectedError` if the connection broke
-        while waiting, `RemoteProtocolError` if the reply is neither. Cancelled while waiting, it
-        has told the worker to forget the request, for the reason that `why_left` gives then.
-        """
-        ...
-
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
-        """Deliver a unary request and return its encoded result; raises what the worker raised.
-
-        Cancelled while waiting, it does as `send` does.
         """
         ...

@@ -10,6 +10,7 @@ import msgspec
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.transports import DataPlane
 from trinamo.transports.tcp import (
     TcpOptions,
@@ -45,7 +46,10 @@ async def open_data_plane(
             # nats-py brings asyncio along, which most processes and worlds never need.
             from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
 
-            nats = NatsRequestPlane(events, ack_timeout_s=config.event_plane.nats.ack_timeout_s)
+            nursery = await stack.enter_async_context(open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            ack_timeout_s = config.event_plane.nats.ack_timeout_s
+            nats = NatsRequestPlane(events, nursery, ack_timeout_s=ack_timeout_s)
             planes = {nats.transport: nats, **planes}
             if serving:
                 servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))

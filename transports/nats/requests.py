@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import attrs
 import trio
 
 from trinamo.runtime.errors import (
@@ -25,6 +26,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RemoteProtocolError,
     RequestError,
+    TrinamoError,
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
@@ -33,8 +35,6 @@ from trinamo.runtime.planes import (
     Message,
     RequestService,
     TakeAnswer,
-    WhyLeft,
-    dropped,
 )
 from trinamo.runtime.planes.subjects import check_subject
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
@@ -43,12 +43,12 @@ from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
     Envelope,
+    RequestKind,
     decode_answer,
     encode_answer,
     encode_cancel,
     encode_envelope,
     failure,
-    raise_for_nack,
 )
 from trinamo.runtime.worker.requests import RequestTable
 
@@ -140,27 +140,26 @@ class NatsRequestServer:
 
 
 class NatsRequestPlane:
-    """The caller's end.
+    """The caller's end, with a task of `nursery` for each request that waits for its answer.
 
     `ack_timeout_s` bounds the wait for an ACK, `answer_timeout_s` that for a unary result; it is
     infinite unless given, and then the caller's own scope is the bound.
     """
 
+    transport = "nats"
+    acknowledges = True
+
     def __init__(
         self,
         events: EventPlane,
+        nursery: trio.Nursery,
         *,
         ack_timeout_s: float = 10.0,
         answer_timeout_s: float = math.inf,
     ) -> None:
-        self._events = events
+        self._events, self._nursery = events, nursery
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
-
-    @property
-    def transport(self) -> str:
-        """Which of an instance's `transports` this plane speaks."""
-        return "nats"
 
     @property
     def is_usable(self) -> bool:
@@ -179,61 +178,14 @@ class NatsRequestPlane:
         on_connected()
         await trio.sleep_forever()
 
-    def post(
-        self,
-        address: str,  # noqa: ARG002 -- the interface's
-        envelope: Envelope,  # noqa: ARG002 -- the interface's
-        payload: bytes,  # noqa: ARG002 -- the interface's
-        take: TakeAnswer,  # noqa: ARG002 -- the interface's
-    ) -> None:
-        """Never: a broker is asked by a call that waits."""
-        return
+    def post(self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer) -> _Delivery:
+        """Deliver a request; raises `ConnectError` for an address that is no subject.
 
-    async def wait_room(self, address: str) -> bool:  # noqa: ARG002 -- the interface's
-        """Never, as above."""
-        return False
-
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
-        """Deliver a streaming request and return the worker's ACK or NACK.
-
-        Raises `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker was
-        away and the request never left or `address` is no subject, `DisconnectedError` if no answer
-        came, `RequestError` if the request is larger than a message may be, `RemoteProtocolError`
-        if the answer is neither.
-        Cancelled while waiting, it has told the worker to forget the request.
+        `take` gets `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker
+        was away and the request never left, `DisconnectedError` if no ACK came and `DeadlineError`
+        if no result did, `RemoteProtocolError` if what came is neither. Raises `RequestError` if the
+        request is larger than a message may be.
         """
-        try:
-            answer, _ = await self._ask(address, envelope, payload, self._ack_timeout_s, why_left)
-        except DeadlineError as error:
-            # A worker acknowledges at once or not at all: this one hangs, and another may be asked.
-            raise DisconnectedError(
-                f"{address} did not answer the envelope within {self._ack_timeout_s:g} s"
-            ) from error
-        return answer.ack
-
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
-        """Deliver a unary request and return its encoded result.
-
-        Raises what the worker raised, the error a NACK stands for, or what `send` raises, but
-        `DeadlineError` if no answer came within `answer_timeout_s`.
-        """
-        timeout_s = self._answer_timeout_s
-        answer, result = await self._ask(address, envelope, payload, timeout_s, why_left)
-        raise_for_nack(answer)
-        return result
-
-    async def _ask(
-        self,
-        address: str,
-        envelope: Envelope,
-        payload: bytes,
-        timeout_s: float,
-        why_left: WhyLeft,
-    ) -> tuple[Answer, bytes]:
         try:
             check_subject(address)
         except RequestError as error:
@@ -244,29 +196,86 @@ class NatsRequestPlane:
             raise RequestError(
                 f"a request of {len(frame)} bytes; {self._events.message_bytes_max} fit"
             )
+        is_unary = envelope.kind is RequestKind.UNARY
+        timeout_s = self._answer_timeout_s if is_unary else self._ack_timeout_s
+        delivery = _Delivery(self._events, address, envelope, take, timeout_s)
+        self._nursery.start_soon(delivery.run, frame)
+        return delivery
+
+    async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
+        """Return: a broker is always asked."""
+        await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False)
+class _Delivery:
+    """One request under way, and who takes its answer."""
+
+    _events: EventPlane
+    _address: str
+    _envelope: Envelope
+    _take: TakeAnswer | None
+    _timeout_s: float
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _reason: Reason = Reason.CONSUMER_DROPPED
+
+    def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
+        """No answer is wanted any more; the worker is told so."""
+        if self._take is not None:
+            self._take, self._reason = None, reason
+            self._scope.cancel()
+
+    def forget(self) -> None:
+        """No answer is wanted any more; the worker is not told."""
+        self._take = None
+
+    async def run(self, frame: bytes) -> None:
+        """Send the request, and wait for its answer."""
+        answer: Answer | TrinamoError
+        result = b""
+        with self._scope:
+            try:
+                answer, result = await self._ask(frame)
+            except TrinamoError as error:
+                answer = error
+            except trio.Cancelled:
+                await self._tell_cancelled(self._reason)
+                raise
+            except Exception as error:  # noqa: BLE001 -- one request must not take the others along
+                _log.exception("request %s: cannot be asked", self._envelope.id)
+                answer = DisconnectedError(f"the request cannot be asked: {error}")
+            if self._take is not None:
+                take, self._take = self._take, None
+                take(answer, result)
+
+    async def _ask(self, frame: bytes) -> tuple[Answer, bytes]:
         try:
-            reply = await self._events.request(address, frame, timeout_s=timeout_s)
-        except trio.Cancelled:
-            await self._cancel(address, envelope.id, why_left())
-            raise
+            reply = await self._events.request(self._address, frame, timeout_s=self._timeout_s)
         except DeadlineError as error:
             if error.definite:
                 raise ConnectError(error.message) from error
-            await self._cancel(address, envelope.id, Reason.DEADLINE)
-            raise
+            await self._tell_cancelled(Reason.DEADLINE)
+            if self._envelope.kind is RequestKind.UNARY:
+                raise
+            # A worker acknowledges at once or not at all: this one hangs, and another may be asked.
+            raise DisconnectedError(
+                f"{self._address} did not answer the envelope within {self._timeout_s:g} s"
+            ) from error
         header, result = decode_frame(reply.payload)
         answer = decode_answer(header)
-        is_for_us = answer.id == envelope.id
+        request_id = self._envelope.id
+        is_for_us = answer.id == request_id
         if not is_for_us and not (answer.id == "" and answer.status is AckStatus.INVALID):
-            raise RemoteProtocolError(f"an answer to {answer.id!r} came for {envelope.id!r}")
+            raise RemoteProtocolError(f"an answer to {answer.id!r} came for {request_id!r}")
         return answer, result
 
-    async def _cancel(self, address: str, request_id: str, reason: Reason) -> None:
+    async def _tell_cancelled(self, reason: Reason) -> None:
         # Publishing only queues the message, so this does not wait for the network; the shield
-        # lets it happen although the caller is being cancelled.
+        # lets it happen although the request is being cancelled.
         with trio.move_on_after(CANCEL_PATIENCE_S, shield=True):
             try:
-                cancel = encode_frame(encode_cancel(request_id, reason))
-                await self._events.publish(address, cancel)
+                cancel = encode_frame(encode_cancel(self._envelope.id, reason))
+                await self._events.publish(self._address, cancel)
             except (OverloadedError, ConnectError) as error:
-                _log.warning("request %s: cannot tell the worker to cancel: %s", request_id, error)
+                text = "request %s: cannot tell the worker to cancel: %s"
+                _log.warning(text, self._envelope.id, error)

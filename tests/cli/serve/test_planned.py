@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.requests.service import stream
+from tests.conformance.requests.service import ack_of, stream
 from trinamo.cli.doctor.examination import spins
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.env import RealEnv
@@ -52,7 +52,7 @@ async def test_requests_over_nats_wait_as_long_as_the_event_plane_says() -> None
         events.subscribe("a.worker.that.hangs"),
     ):
         with pytest.raises(DisconnectedError, match=r"within 0\.02 s"):
-            await data.request_planes["nats"].send("a.worker.that.hangs", stream("r1"), b"")
+            await ack_of(data.request_planes["nats"], "a.worker.that.hangs", stream("r1"), b"")
 
 
 @pytest.mark.services

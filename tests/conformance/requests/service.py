@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import trio
 
+from trinamo.runtime.caller.unary import UnaryAttempt
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import EngineError, KilledError, UnavailableError
-from trinamo.runtime.planes import CallHome
+from trinamo.runtime.planes import CallHome, RequestPlane
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -14,6 +16,7 @@ from trinamo.runtime.protocol.streams.request import (
     Envelope,
     RequestKind,
     StreamType,
+    raise_for_nack,
 )
 
 HOME = ConnectionInfo("127.0.0.1:1", "subject", StreamType.RESPONSE)
@@ -94,3 +97,24 @@ def probe(request_id: str, endpoint: str = "accepted") -> Envelope:
 
 def unary(request_id: str, endpoint: str = "echo") -> Envelope:
     return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", kind=RequestKind.UNARY)
+
+
+async def ack_of(plane: RequestPlane, address: str, envelope: Envelope, payload: bytes) -> Answer:
+    """The ACK or NACK of a request that calls home, or of a probe."""
+    attempt = UnaryAttempt(Context(envelope.id))
+    answer, _ = await attempt.run(plane, address, envelope, payload)
+    return answer.ack
+
+
+async def result_of(
+    plane: RequestPlane,
+    address: str,
+    envelope: Envelope,
+    payload: bytes,
+    context: Context | None = None,
+) -> bytes:
+    """The result of a unary request; raises what the worker raised, or what a NACK stands for."""
+    attempt = UnaryAttempt(context or Context(envelope.id))
+    answer, result = await attempt.run(plane, address, envelope, payload)
+    raise_for_nack(answer)
+    return result

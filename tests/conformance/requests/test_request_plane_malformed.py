@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.service import probe, stream, unary
+from tests.conformance.requests.service import ack_of, probe, result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
 from tests.transports.tcp.ends import (
     PATIENCE_S,
@@ -138,7 +138,7 @@ async def test_what_is_no_frame_is_answered_invalid_and_hung_up_on_and_the_serve
         assert isinstance(said, Refused)
         assert (stream, said.code) == (0, "bad_link")
     await eventually(lambda: pair.server.malformed_count == 1)
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_a_request_that_ends_after_its_caller_was_turned_away_harms_nobody(
@@ -153,7 +153,7 @@ async def test_a_request_that_ends_after_its_caller_was_turned_away_harms_nobody
         pair.service.release.set()
         await eventually(lambda: pair.service.running == 0)
         await stranger.hear_all()
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_a_request_id_in_use_on_the_same_connection_is_refused(pair: Pair) -> None:
@@ -179,16 +179,16 @@ async def test_another_instance_than_was_meant_gets_nothing(pair: Pair) -> None:
     other = msgspec.structs.replace(stream("r1"), instance_id="zz")
     for _ in range(2):
         with pytest.raises(ImpostorError, match="answers instance a1, not zz") as caught:
-            await pair.plane.send(pair.address, other, b"")
+            await ack_of(pair.plane, pair.address, other, b"")
         assert caught.value.definite
     with pytest.raises(ImpostorError):
-        await pair.plane.call(
-            pair.address, msgspec.structs.replace(other, kind=RequestKind.UNARY), b""
+        await result_of(
+            pair.plane, pair.address, msgspec.structs.replace(other, kind=RequestKind.UNARY), b""
         )
     with pytest.raises(ImpostorError):
         await pair.plane.hold(pair.address, lambda: None, instance_id="zz")
     assert pair.service.admitted == []
-    assert (await pair.plane.send(pair.address, probe("p1"), b"")).status is AckStatus.ACCEPTED
+    assert (await ack_of(pair.plane, pair.address, probe("p1"), b"")).status is AckStatus.ACCEPTED
     assert pair.plane.connection_count == 1
 
 
@@ -197,7 +197,7 @@ async def test_a_caller_with_another_secret_sends_nothing_and_is_told_which_key(
 ) -> None:
     async with open_request_plane(options(secret=bytes(16)), RealEnv()) as plane:
         with pytest.raises(ConnectError, match="secret_file") as caught:
-            await plane.send(pair.address, stream("r1"), b"")
+            await ack_of(plane, pair.address, stream("r1"), b"")
         assert caught.value.definite
     assert pair.service.admitted == []
 
@@ -208,7 +208,7 @@ async def test_a_port_that_says_nothing_is_no_connection() -> None:
     for timeouts in ({"connect_timeout_s": 0.05}, {"ack_timeout_s": 0.05}):
         async with open_request_plane(options(**timeouts), RealEnv()) as plane:
             with pytest.raises(ConnectError, match=r"within|greet"):
-                await plane.send(address, stream("r1"), b"")
+                await ack_of(plane, address, stream("r1"), b"")
     await listener.aclose()
 
 
@@ -237,11 +237,11 @@ async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
                 @nursery.start_soon
                 async def wronged() -> None:
                     with pytest.raises(RemoteProtocolError, match="malformed"):
-                        await plane.send(address, stream("r1"), b"")
+                        await ack_of(plane, address, stream("r1"), b"")
 
                 @nursery.start_soon
                 async def unharmed() -> None:
-                    assert await plane.send(address, stream("r2"), b"") == good
+                    assert await ack_of(plane, address, stream("r2"), b"") == good
 
                 worker = RawLink(await accept_member(listener))
                 for _ in range(2):
@@ -264,7 +264,7 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
 
         async def ask(number: int) -> None:
             with pytest.raises(DisconnectedError) as caught:
-                await plane.send(address, stream(f"r{number}"), b"")
+                await ack_of(plane, address, stream(f"r{number}"), b"")
             failed.append(caught.value)
 
         for number in range(3):
@@ -312,17 +312,17 @@ async def test_an_answer_that_is_none_is_never_a_success(reply: bytes) -> None:
                     pass
 
         with pytest.raises((RemoteProtocolError, DisconnectedError)):
-            await plane.send(address, stream("r1"), b"")
+            await ack_of(plane, address, stream("r1"), b"")
 
 
 async def test_the_answer_to_a_forgotten_request_is_ignored(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.plane.call, pair.address, unary("r1", "wait"), b"")
+            nursery.start_soon(result_of, pair.plane, pair.address, unary("r1", "wait"), b"")
             await eventually(lambda: pair.service.running == 1)
             pair.service.release.set()
             scope.cancel()
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_a_long_request_that_is_given_up_on_its_way_never_arrives_and_leaves_no_parts(

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 
-from tests.conformance.requests.service import Service, probe, stream, unary
+from tests.conformance.requests.service import Service, ack_of, probe, result_of, stream, unary
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -20,6 +20,7 @@ from tests.transports.nats.brokers import (
 )
 from trinamo.conformance.control import until
 from trinamo.conformance.events import fresh_subject
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -56,6 +57,7 @@ class Pair:
     plane: NatsRequestPlane
     events: EventPlane
     address: str
+    nursery: trio.Nursery
 
 
 @asynccontextmanager
@@ -70,7 +72,7 @@ async def connected(broker: Broker, *, requests_max: int = 64) -> AsyncIterator[
             server = NatsRequestServer(theirs, address, requests_max=requests_max)
             service = Service()
             await nursery.start(server.serve, service)
-            yield Pair(service, server, NatsRequestPlane(mine), mine, address)
+            yield Pair(service, server, NatsRequestPlane(mine, nursery), mine, address, nursery)
             nursery.cancel_scope.cancel()
 
 
@@ -87,24 +89,25 @@ async def pair(broker: Broker) -> AsyncIterator[Pair]:
         yield pair
 
 
-def test_they_are_the_interfaces_of_the_runtime() -> None:
+async def test_they_are_the_interfaces_of_the_runtime() -> None:
     events: EventPlane = MemoryBrokerUnderTest().open()
     server: RequestServer = NatsRequestServer(events, "a.b")
-    plane: RequestPlane = NatsRequestPlane(events)
+    async with trio.open_nursery() as nursery:
+        plane: RequestPlane = NatsRequestPlane(events, nursery)
     assert server.transport == plane.transport == "nats"
     assert server.address == "a.b"
 
 
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
-    ack = await pair.plane.send(pair.address, envelope, bytes(range(256)))
+    ack = await ack_of(pair.plane, pair.address, envelope, bytes(range(256)))
     assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
-    ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
+    ack = await ack_of(pair.plane, pair.address, stream("r1", status.value), b"")
     assert ack == Answer(id="r1", status=status, message=f"it is {status}")
 
 
@@ -112,13 +115,13 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
     pair: Pair,
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
-        ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
+        ack = await ack_of(pair.plane, pair.address, probe("p1", status.value), b"")
         assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
 
 async def test_a_unary_request_gets_its_result(pair: Pair) -> None:
-    assert await pair.plane.call(pair.address, unary("r1"), b"hello") == b"re:hello"
+    assert await result_of(pair.plane, pair.address, unary("r1"), b"hello") == b"re:hello"
     assert pair.server.in_flight == 0
 
 
@@ -127,7 +130,7 @@ async def test_unary_requests_at_once_get_their_own_results(pair: Pair) -> None:
 
     async def call(number: int) -> None:
         envelope = unary(f"r{number}")
-        results[number] = await pair.plane.call(pair.address, envelope, b"%d" % number)
+        results[number] = await result_of(pair.plane, pair.address, envelope, b"%d" % number)
 
     async with trio.open_nursery() as nursery:
         for number in range(40):
@@ -137,36 +140,36 @@ async def test_unary_requests_at_once_get_their_own_results(pair: Pair) -> None:
 
 async def test_a_typed_error_of_the_handler_is_raised_at_the_caller(pair: Pair) -> None:
     with pytest.raises(EngineError, match="out of luck") as failed:
-        await pair.plane.call(pair.address, unary("r1", "fail"), b"")
+        await result_of(pair.plane, pair.address, unary("r1", "fail"), b"")
     assert not failed.value.definite
     with pytest.raises(UnavailableError, match="draining") as drained:
-        await pair.plane.call(pair.address, unary("r2", "drain"), b"")
+        await result_of(pair.plane, pair.address, unary("r2", "drain"), b"")
     assert drained.value.definite
 
 
 async def test_an_address_nobody_serves_is_unavailable_at_once(pair: Pair) -> None:
     with pytest.raises(UnavailableError) as caught:
-        await pair.plane.send(f"{pair.address}.gone", stream("r1"), b"")
+        await ack_of(pair.plane, f"{pair.address}.gone", stream("r1"), b"")
     assert caught.value.definite
     with pytest.raises(UnavailableError):
-        await pair.plane.call(f"{pair.address}.gone", unary("r1"), b"")
+        await result_of(pair.plane, f"{pair.address}.gone", unary("r1"), b"")
 
 
 async def test_an_address_that_is_no_subject_cannot_be_connected_to(pair: Pair) -> None:
     """Discovery says so, not the client: another instance is to be asked."""
     for address in ("not a subject", "a..b", "a.>", "", "x" * 2000):
         with pytest.raises(ConnectError):
-            await pair.plane.send(address, stream("r1"), b"")
+            await ack_of(pair.plane, address, stream("r1"), b"")
 
 
 async def test_a_worker_that_takes_a_request_and_does_not_acknowledge_it_is_lost(
     pair: Pair,
 ) -> None:
     """It hangs, so another may be asked: the same error as over TCP."""
-    plane = NatsRequestPlane(pair.events, ack_timeout_s=0.05)
+    plane = NatsRequestPlane(pair.events, pair.nursery, ack_timeout_s=0.05)
     async with pair.events.subscribe(f"{pair.address}.hung"):
         with pytest.raises(DisconnectedError) as caught:
-            await plane.send(f"{pair.address}.hung", stream("r1"), b"")
+            await ack_of(plane, f"{pair.address}.hung", stream("r1"), b"")
     assert not caught.value.definite
 
 
@@ -174,10 +177,10 @@ async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> Non
     async with connected(broker, requests_max=2) as pair, trio.open_nursery() as nursery:
         for number in range(2):
             envelope = unary(f"r{number}", "wait")
-            nursery.start_soon(pair.plane.call, pair.address, envelope, b"")
+            nursery.start_soon(result_of, pair.plane, pair.address, envelope, b"")
         await until(lambda: pair.service.running == 2)
         with pytest.raises(OverloadedError) as caught:
-            await pair.plane.call(pair.address, unary("r9"), b"")
+            await result_of(pair.plane, pair.address, unary("r9"), b"")
         assert caught.value.definite
         pair.service.release.set()
 
@@ -185,7 +188,9 @@ async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> Non
 async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            call = partial(pair.plane.call, why_left=lambda: Reason.CLIENT_DISCONNECT)
+            context = Context("r1")
+            context.stop(Reason.CLIENT_DISCONNECT)
+            call = partial(result_of, pair.plane, context=context)
             nursery.start_soon(call, pair.address, unary("r1", "wait"), b"")
             await until(lambda: pair.service.running == 1)
             scope.cancel()
@@ -196,7 +201,7 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
 
 
 async def test_a_cancel_is_remembered_only_if_its_request_has_not_been_here(pair: Pair) -> None:
-    await pair.plane.call(pair.address, unary("r1"), b"")
+    await result_of(pair.plane, pair.address, unary("r1"), b"")
     for request_id in ("r1", "r2"):
         await pair.events.publish(pair.address, encode_frame(encode_cancel(request_id)))
     await until(lambda: pair.service.cancelled == ["r1", "r2"])
@@ -204,9 +209,9 @@ async def test_a_cancel_is_remembered_only_if_its_request_has_not_been_here(pair
 
 
 async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> None:
-    plane = NatsRequestPlane(pair.events, answer_timeout_s=0.05)
+    plane = NatsRequestPlane(pair.events, pair.nursery, answer_timeout_s=0.05)
     with pytest.raises(DeadlineError) as caught:
-        await plane.call(pair.address, unary("r1", "wait"), b"")
+        await result_of(plane, pair.address, unary("r1", "wait"), b"")
     assert not caught.value.definite
     await until(lambda: pair.service.cancelled == ["r1"] and pair.service.running == 0)
     assert pair.service.reasons == [Reason.DEADLINE]
@@ -215,16 +220,16 @@ async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> No
 async def test_a_request_larger_than_a_message_is_refused_before_it_is_sent(pair: Pair) -> None:
     payload = b"x" * pair.events.message_bytes_max
     with pytest.raises(RequestError):
-        await pair.plane.send(pair.address, stream("r1"), payload)
+        await ack_of(pair.plane, pair.address, stream("r1"), payload)
     with pytest.raises(RequestError):
-        await pair.plane.call(pair.address, unary("r1"), payload)
+        await result_of(pair.plane, pair.address, unary("r1"), payload)
     assert pair.service.admitted == []
 
 
 async def test_a_result_larger_than_a_message_is_a_typed_error(pair: Pair) -> None:
     size = str(pair.events.message_bytes_max).encode()
     with pytest.raises(EventPlaneError, match="bytes"):
-        await pair.plane.call(pair.address, unary("r1", "big"), size)
+        await result_of(pair.plane, pair.address, unary("r1", "big"), size)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +257,13 @@ async def test_garbage_is_answered_invalid_and_the_server_lives(pair: Pair, garb
     answer = decode_answer(header)
     assert (answer.id, answer.status, data) == ("", AckStatus.INVALID, b"")
     assert pair.server.malformed_count == 1
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_garbage_without_a_reply_subject_is_counted_and_ignored(pair: Pair) -> None:
     await pair.events.publish(pair.address, b"hello")
     await pair.events.publish(pair.address, encode_frame(encode_envelope(stream("r1"))))
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
     assert pair.server.malformed_count == 2
     assert pair.service.admitted == []
 
@@ -267,13 +272,13 @@ async def test_a_request_id_in_use_is_invalid_and_the_first_request_goes_on(pair
     results: list[bytes] = []
 
     async def call() -> None:
-        results.append(await pair.plane.call(pair.address, unary("r1", "wait"), b"x"))
+        results.append(await result_of(pair.plane, pair.address, unary("r1", "wait"), b"x"))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call)
         await until(lambda: pair.service.running == 1)
         with pytest.raises(RequestError, match="in use"):
-            await pair.plane.call(pair.address, unary("r1", "wait"), b"y")
+            await result_of(pair.plane, pair.address, unary("r1", "wait"), b"y")
         pair.service.release.set()
     assert results == [b"re:x"]
 
@@ -298,9 +303,9 @@ async def test_an_answer_that_is_none_is_a_protocol_error(pair: Pair, reply: byt
                 await pair.events.publish((await anext(requests)).reply, reply)
 
         with pytest.raises(RemoteProtocolError):
-            await pair.plane.send(subject, stream("r1"), b"")
+            await ack_of(pair.plane, subject, stream("r1"), b"")
         with pytest.raises(RemoteProtocolError):
-            await pair.plane.call(subject, unary("r1"), b"")
+            await result_of(pair.plane, subject, unary("r1"), b"")
 
 
 async def test_a_server_that_stops_leaves_no_request_and_no_subscription(broker: Broker) -> None:
@@ -309,12 +314,12 @@ async def test_a_server_that_stops_leaves_no_request_and_no_subscription(broker:
         service = Service()
         async with trio.open_nursery() as serving:
             await serving.start(server.serve, service)
-            nursery.start_soon(pair.plane.call, server.address, unary("r1", "wait"), b"")
+            nursery.start_soon(result_of, pair.plane, server.address, unary("r1", "wait"), b"")
             await until(lambda: service.running == 1)
             serving.cancel_scope.cancel()
         assert (service.running, server.in_flight) == (0, 0)
         with pytest.raises(UnavailableError):
-            await pair.plane.call(server.address, unary("r2"), b"")
+            await result_of(pair.plane, server.address, unary("r2"), b"")
         nursery.cancel_scope.cancel()
 
 
@@ -325,11 +330,11 @@ async def test_a_request_that_cannot_leave_is_a_connect_error(kind: str) -> None
             assert pair.plane.is_usable
             await broker.stop()
             await wait_away(pair.events)
-            plane = NatsRequestPlane(pair.events, ack_timeout_s=0.02)
+            plane = NatsRequestPlane(pair.events, pair.nursery, ack_timeout_s=0.02)
             # The memory broker counts nothing, so only trying tells.
             assert plane.is_usable is (kind == "memory")
             with pytest.raises(ConnectError) as caught:
-                await plane.send(pair.address, stream("r1"), b"")
+                await ack_of(plane, pair.address, stream("r1"), b"")
             assert caught.value.definite
 
     if kind == "memory":

@@ -9,9 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.service import probe, stream, unary
+from tests.conformance.requests.service import ack_of, probe, result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
 from tests.transports.tcp.ends import eventually, options
+from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
@@ -41,14 +42,14 @@ async def test_they_are_the_interfaces_of_the_runtime(pair: Pair) -> None:
 
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
-    ack = await pair.plane.send(pair.address, envelope, bytes(range(256)))
+    ack = await ack_of(pair.plane, pair.address, envelope, bytes(range(256)))
     assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
-    ack = await pair.plane.send(pair.address, stream("r1", status.value), b"")
+    ack = await ack_of(pair.plane, pair.address, stream("r1", status.value), b"")
     assert ack == Answer(id="r1", status=status, message=f"it is {status}")
 
 
@@ -56,7 +57,7 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
     pair: Pair,
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
-        ack = await pair.plane.send(pair.address, probe("p1", status.value), b"")
+        ack = await ack_of(pair.plane, pair.address, probe("p1", status.value), b"")
         assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
     assert pair.service.answered == []
 
@@ -67,7 +68,9 @@ async def test_unary_requests_at_once_share_a_connection_and_get_their_own_resul
     results: dict[int, bytes] = {}
 
     async def call(number: int) -> None:
-        results[number] = await pair.plane.call(pair.address, unary(f"r{number}"), b"%d" % number)
+        results[number] = await result_of(
+            pair.plane, pair.address, unary(f"r{number}"), b"%d" % number
+        )
 
     async with trio.open_nursery() as nursery:
         for number in range(200):
@@ -78,18 +81,18 @@ async def test_unary_requests_at_once_share_a_connection_and_get_their_own_resul
 
 async def test_answers_may_overtake_each_other(pair: Pair) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pair.plane.call, pair.address, unary("slow", "wait"), b"")
+        nursery.start_soon(result_of, pair.plane, pair.address, unary("slow", "wait"), b"")
         await eventually(lambda: pair.service.running == 1)
-        assert await pair.plane.call(pair.address, unary("fast"), b"x") == b"re:x"
+        assert await result_of(pair.plane, pair.address, unary("fast"), b"x") == b"re:x"
         pair.service.release.set()
 
 
 async def test_a_typed_error_of_the_handler_is_raised_at_the_caller(pair: Pair) -> None:
     with pytest.raises(EngineError, match="out of luck") as failed:
-        await pair.plane.call(pair.address, unary("r1", "fail"), b"")
+        await result_of(pair.plane, pair.address, unary("r1", "fail"), b"")
     assert not failed.value.definite
     with pytest.raises(UnavailableError, match="draining"):
-        await pair.plane.call(pair.address, unary("r2", "drain"), b"")
+        await result_of(pair.plane, pair.address, unary("r2", "drain"), b"")
 
 
 async def test_a_port_nobody_listens_on_is_a_connect_error_and_later_requests_dial_again(
@@ -97,7 +100,7 @@ async def test_a_port_nobody_listens_on_is_a_connect_error_and_later_requests_di
 ) -> None:
     for _ in range(2):
         with pytest.raises(ConnectError) as caught:
-            await pair.plane.send("127.0.0.1:1", stream("r1"), b"")
+            await ack_of(pair.plane, "127.0.0.1:1", stream("r1"), b"")
         assert caught.value.definite
     assert pair.plane.connection_count == 0
 
@@ -105,7 +108,9 @@ async def test_a_port_nobody_listens_on_is_a_connect_error_and_later_requests_di
 async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            call = partial(pair.plane.call, why_left=lambda: Reason.CLIENT_DISCONNECT)
+            context = Context("r1")
+            context.stop(Reason.CLIENT_DISCONNECT)
+            call = partial(result_of, pair.plane, context=context)
             nursery.start_soon(call, pair.address, unary("r1", "wait"), b"")
             await eventually(lambda: pair.service.running == 1)
             scope.cancel()
@@ -113,7 +118,7 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
     assert pair.service.reasons == [Reason.CLIENT_DISCONNECT]
     await eventually(lambda: pair.service.running == 0)
     assert pair.service.answered == []
-    assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+    assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
 
 
 async def test_a_caller_that_goes_away_cancels_its_unary_requests(pair: Pair) -> None:
@@ -122,7 +127,7 @@ async def test_a_caller_that_goes_away_cancels_its_unary_requests(pair: Pair) ->
         @nursery.start_soon
         async def call() -> None:
             with pytest.raises(DisconnectedError):
-                await theirs.call(pair.address, unary("r1", "wait"), b"")
+                await result_of(theirs, pair.address, unary("r1", "wait"), b"")
 
         await eventually(lambda: pair.service.running == 1)
         theirs._nursery.cancel_scope.cancel()
@@ -132,15 +137,18 @@ async def test_a_caller_that_goes_away_cancels_its_unary_requests(pair: Pair) ->
 async def test_what_is_larger_than_a_frame_is_refused_before_it_costs_the_connection() -> None:
     async with connected(data_bytes_max=1000, header_bytes_max=1000) as pair:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pair.plane.call, pair.address, unary("slow", "wait"), b"")
+            nursery.start_soon(result_of, pair.plane, pair.address, unary("slow", "wait"), b"")
             await eventually(lambda: pair.service.running == 1)
             with pytest.raises(RequestError, match="payload of 1001 bytes"):
-                await pair.plane.call(pair.address, unary("r1"), b"x" * 1001)
+                await result_of(pair.plane, pair.address, unary("r1"), b"x" * 1001)
             with pytest.raises(RequestError, match="envelope of"):
-                await pair.plane.call(pair.address, unary("r2", "x" * 1000), b"")
+                await result_of(pair.plane, pair.address, unary("r2", "x" * 1000), b"")
             with pytest.raises(EngineError, match="result of 1001 bytes"):
-                await pair.plane.call(pair.address, unary("r3", "big"), b"1001")
-            assert await pair.plane.call(pair.address, unary("r4", "big"), b"1000") == b"x" * 1000
+                await result_of(pair.plane, pair.address, unary("r3", "big"), b"1001")
+            assert (
+                await result_of(pair.plane, pair.address, unary("r4", "big"), b"1000")
+                == b"x" * 1000
+            )
             pair.service.release.set()
         assert pair.server.malformed_count == 0
 
@@ -148,8 +156,10 @@ async def test_what_is_larger_than_a_frame_is_refused_before_it_costs_the_connec
 async def test_more_unary_requests_than_the_bound_are_overloaded(pair: Pair) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(1024):
-            nursery.start_soon(pair.plane.call, pair.address, unary(f"r{number}", "wait"), b"")
+            nursery.start_soon(
+                result_of, pair.plane, pair.address, unary(f"r{number}", "wait"), b""
+            )
         await eventually(lambda: pair.service.running == 1024)
         with pytest.raises(OverloadedError):
-            await pair.plane.call(pair.address, unary("one more"), b"")
+            await result_of(pair.plane, pair.address, unary("one more"), b"")
         pair.service.release.set()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
 
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import ConnectError, DisconnectedError
-from trinamo.runtime.planes import Delivery, Entry, TakeAnswer, WhyLeft, dropped
+from trinamo.runtime.errors import ConnectError, DisconnectedError, TrinamoError
+from trinamo.runtime.planes import Delivery, Entry, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.presence import InFlight
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
 
 NAME = EndpointName("ns", "engine", "generate")
@@ -77,6 +79,7 @@ class ToldPlane:
     ) -> None:
         self.transport = transport
         self.is_usable = True
+        self.acknowledges = True
         self.stands = stands
         self.status: AckStatus | None = AckStatus.ACCEPTED
         """What is answered; None is no answer."""
@@ -109,29 +112,49 @@ class ToldPlane:
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
     ) -> Delivery | None:
-        return None
-
-    async def wait_room(self, address: str) -> bool:
-        return False
-
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
         assert (envelope.endpoint, place(envelope.instance_id)) == (str(NAME), address)
         assert self.is_usable
         self.asked_at.append(trio.current_time())
+        return Posted(partial(self._answer, envelope), take)
+
+    async def wait_room(self, address: str) -> None:
+        raise AssertionError
+
+    async def _answer(self, envelope: Envelope) -> tuple[Answer, bytes]:
         self.open_count += 1
         try:
             await trio.sleep(self.delay_s)
             if self.status is None:
                 await trio.sleep_forever()
                 raise AssertionError
-            return Answer(id=envelope.id, status=self.status, instance_id=self.life)
+            return Answer(id=envelope.id, status=self.status, instance_id=self.life), b""
         finally:
             self.open_count -= 1
 
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
-        raise AssertionError
+
+class Posted:
+    """A request under way: what `answer` returns or raises is taken, unless it is cancelled."""
+
+    def __init__(
+        self, answer: Callable[[], Awaitable[tuple[Answer, bytes]]], take: TakeAnswer
+    ) -> None:
+        self._answer, self._take = answer, take
+        self._scope = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(self._run)
+
+    def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
+        self._scope.cancel()
+
+    def forget(self) -> None:
+        self._scope.cancel()
+
+    async def _run(self) -> None:
+        said: Answer | TrinamoError
+        result = b""
+        with self._scope:
+            try:
+                said, result = await self._answer()
+            except TrinamoError as error:
+                said = error
+            self._take(said, result)

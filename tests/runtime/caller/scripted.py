@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 import trio.testing
 
+from tests.runtime.caller.requests import Posted
 from tests.runtime.endpoints import Cluster
 from tests.transports.tcp.ends import eventually
 from tests.transports.tcp.streams.raw_links import RawStream, raw_worker
@@ -17,14 +19,13 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.errors import (
     TrinamoError,
 )
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer, WhyLeft, dropped
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Answer,
     Envelope,
     RequestKind,
-    raise_for_nack,
 )
 
 DEAD = "127.0.0.1:1"
@@ -38,6 +39,7 @@ class ScriptedPlane:
 
     transport = "tcp"
     is_usable = True
+    acknowledges = True
 
     def __init__(self, *answers: AckStatus | TrinamoError | None) -> None:
         self.answers: Sequence[AckStatus | TrinamoError | None] = list(answers)
@@ -45,19 +47,16 @@ class ScriptedPlane:
         self.waiting = trio.Event()
         self.alive = True
         self.probe_count = 0
-        self.raises_nacks = False
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
     ) -> Delivery | None:
-        return None
+        return Posted(partial(self._answer, envelope), take)
 
-    async def wait_room(self, address: str) -> bool:
-        return False
+    async def wait_room(self, address: str) -> None:
+        raise AssertionError
 
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
+    async def _answer(self, envelope: Envelope) -> tuple[Answer, bytes]:
         await trio.lowlevel.checkpoint()
         if envelope.kind is RequestKind.PROBE:
             self.probe_count += 1
@@ -65,7 +64,7 @@ class ScriptedPlane:
                 await trio.sleep_forever()
             return Answer(
                 id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id
-            )
+            ), b""
         self.sent.append(envelope)
         answer, *self.answers = self.answers
         if answer is None:
@@ -74,15 +73,7 @@ class ScriptedPlane:
             raise AssertionError
         if isinstance(answer, TrinamoError):
             raise answer
-        return Answer(id=envelope.id, status=answer)
-
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
-        ack = await self.send(address, envelope, payload)
-        if self.raises_nacks:
-            raise_for_nack(ack)
-        return msgspec.msgpack.encode("done")
+        return Answer(id=envelope.id, status=answer), msgspec.msgpack.encode("done")
 
     async def hold(self, address: str, on_connected: object, *, instance_id: str = "") -> None:
         await trio.sleep_forever()

@@ -164,7 +164,6 @@ async def test_a_unary_request_is_repeated_only_if_it_certainly_did_not_run(
 async def test_a_unary_request_asks_nobody_twice_and_as_many_as_it_may(cluster: Cluster) -> None:
     refused = [AckStatus.OVERLOADED] * 6
     client, plane = await scripted(cluster, *refused, instances=4, attempts_max=3)
-    plane.raises_nacks = True
     with pytest.raises(OverloadedError):
         await client.call(1, str)
     assert len({envelope.instance_id for envelope in plane.sent}) == len(plane.sent) == 3

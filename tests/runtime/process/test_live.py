@@ -9,8 +9,8 @@ import trio
 
 from tests.runtime.one_process import OneProcess, open_process
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
-from trinamo.runtime.caller.attempts import UnaryAttempt
 from trinamo.runtime.caller.router import Router
+from trinamo.runtime.caller.unary import UnaryAttempt
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import RequestError

@@ -15,9 +15,9 @@ import trio
 from tests.runtime.disaggregation.serving import open_workers, prompt
 from tests.runtime.http.models.test_migrating import open_house
 from tests.runtime.small_cluster import SmallCluster, open_small_cluster
-from trinamo.runtime.caller.attempts import UnaryAttempt
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.record import InstanceStatus
+from trinamo.runtime.caller.unary import UnaryAttempt
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.events.load import LoadReport

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.service import stream, unary
+from tests.conformance.requests.service import result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import connected
 from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.transports.tcp.ends import eventually, raw_member
@@ -127,7 +127,7 @@ async def test_a_long_request_gives_way_to_short_ones_and_arrives_whole() -> Non
             pair.address, unary("long"), bytes(200 * PART_BYTES), lambda *_: None
         )
         assert long is not None
-        assert await pair.plane.call(pair.address, unary("short"), b"x") == b"re:x"
+        assert await result_of(pair.plane, pair.address, unary("short"), b"x") == b"re:x"
         await eventually(lambda: pair.service.answered == ["short", "long"])
 
 
@@ -139,7 +139,7 @@ async def test_a_long_request_that_is_given_up_on_its_way_does_not_run() -> None
         )
         assert delivery is not None
         delivery.cancel()
-        assert await pair.plane.call(pair.address, unary("r2"), b"x") == b"re:x"
+        assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
         assert pair.service.answered == ["r2"]
         assert pair.service.cancelled == []
 
@@ -147,13 +147,13 @@ async def test_a_long_request_that_is_given_up_on_its_way_does_not_run() -> None
 async def test_requests_wait_while_as_many_long_ones_are_on_their_way_as_may() -> None:
     """What is posted is bounded, too, be it in parts."""
     async with connected() as pair:
-        assert await pair.plane.wait_room(pair.address)
+        await pair.plane.wait_room(pair.address)
         for number in range(4):
             ask = unary(f"r{number}")
             posted = pair.plane.post(pair.address, ask, bytes(150_000), lambda *_: None)
             assert posted is not None
         assert pair.plane.post(pair.address, stream("r4"), b"x", lambda *_: None) is None
-        assert await pair.plane.wait_room(pair.address)
+        await pair.plane.wait_room(pair.address)
         assert pair.plane.post(pair.address, stream("r4"), b"x", lambda *_: None) is not None
         await eventually(lambda: len(pair.service.answered) == 4)
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.conformance.requests.service import Service, unary
+from tests.conformance.requests.service import Service, result_of, unary
 from tests.transports.tcp.ends import (
     PATIENCE_S,
     RawEnd,
@@ -156,11 +156,11 @@ async def test_payloads_of_unary_requests_under_way_are_bounded_in_bytes() -> No
         async with open_request_plane(using, RealEnv()) as plane, trio.open_nursery() as nursery:
             for number in range(4):
                 ask = unary(f"r{number}", "wait")
-                nursery.start_soon(plane.call, server.address, ask, bytes(2 * MB))
+                nursery.start_soon(result_of, plane, server.address, ask, bytes(2 * MB))
             await eventually(lambda: service.running == 4)
             with pytest.raises(OverloadedError):
-                await plane.call(server.address, unary("one more"), bytes(3 * MB))
-            assert await plane.call(server.address, unary("small"), b"x") == b"re:x"
+                await result_of(plane, server.address, unary("one more"), bytes(3 * MB))
+            assert await result_of(plane, server.address, unary("small"), b"x") == b"re:x"
             service.release.set()
         await eventually(lambda: using.payloads.used_bytes == 0)
 
@@ -235,7 +235,7 @@ async def test_an_answer_that_does_not_become_whole_in_time_ends_its_connection(
                 @nursery.start_soon
                 async def ask() -> None:
                     with pytest.raises(RemoteProtocolError, match="not whole within"):
-                        await plane.call(address, unary("r1"), b"")
+                        await result_of(plane, address, unary("r1"), b"")
 
                 worker = await accept_member(listener)
                 await worker.say(in_parts(Kind.ANSWER, b'{"id":"r1","status":"accepted"}', MB)[:-1])

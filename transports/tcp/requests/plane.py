@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
-import outcome
 import trio
 
 from trinamo.runtime.env import Env
@@ -25,7 +24,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.planes import TakeAnswer, WhyLeft, dropped
+from trinamo.runtime.planes import TakeAnswer
 from trinamo.runtime.protocol.streams.control import Refused
 from trinamo.runtime.protocol.streams.link_frames import MESSAGES_FROM, Opening, encode_event
 from trinamo.runtime.protocol.streams.membership import Purpose
@@ -36,7 +35,6 @@ from trinamo.runtime.protocol.streams.request import (
     decode_answer,
     encode_cancel,
     encode_envelope,
-    raise_for_nack,
     readable_id,
 )
 
@@ -57,6 +55,7 @@ class TcpRequestPlane:
 
     transport = "tcp"
     is_usable = True
+    acknowledges = False
 
     def __init__(
         self,
@@ -100,70 +99,16 @@ class TcpRequestPlane:
         header = self._encode(envelope, payload)
         return worker.post(envelope.id, envelope.instance_id, header, payload, take)
 
-    async def wait_room(self, address: str) -> bool:
-        """Dial if need be, and wait until the link has room."""
-        with trio.move_on_after(self.options.ack_timeout_s):
-            await self._worker(address).wait_room()
-            return True
-        raise self._unanswered(address)
-
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
-        """Deliver a probe, or a request to call home, and return the worker's ACK or NACK.
-
-        Cancelled while waiting, it has told the worker to forget the request.
-        """
-        with trio.move_on_after(self.options.ack_timeout_s):
-            answer, _ = await self._ask(address, envelope, payload, why_left)
-            return answer.ack
-        raise self._unanswered(address)
-
-    def _unanswered(self, address: str) -> ConnectError | DisconnectedError:
+    async def wait_room(self, address: str) -> None:
+        """Dial if need be, and wait until the link has room, `ack_timeout_s` at most."""
         timeout_s = self.options.ack_timeout_s
-        worker = self._workers.get(address)
-        if worker is not None and not worker.is_connected:
-            return ConnectError(
-                f"cannot be reached at {address}: no greeting within {timeout_s:g} s"
-            )
-        return DisconnectedError(f"{address} did not answer the envelope within {timeout_s:g} s")
-
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
-        """Deliver a unary request and return its encoded result.
-
-        Raises what the worker raised, `OverloadedError`, `UnavailableError` or `RequestError` for
-        a NACK, `ConnectError` (nothing sent) or `DisconnectedError` (it may have run).
-        """
-        answer, result = await self._ask(address, envelope, payload, why_left)
-        raise_for_nack(answer)
-        return result
-
-    async def _ask(
-        self, address: str, envelope: Envelope, payload: bytes, why_left: WhyLeft
-    ) -> tuple[Answer, bytes]:
-        header = self._encode(envelope, payload)
         worker = self._worker(address)
-        await worker.wait_room()
-        task = trio.lowlevel.current_task()
-
-        def take(answer: Answer | TrinamoError, result: bytes) -> None:
-            said: outcome.Outcome[tuple[Answer, bytes]]
-            if isinstance(answer, TrinamoError):
-                said = outcome.Error(answer)
-            else:
-                said = outcome.Value((answer, result))
-            trio.lowlevel.reschedule(task, said)
-
-        delivery = worker.post(envelope.id, envelope.instance_id, header, payload, take)
-
-        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            delivery.cancel(why_left())
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        answer: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abandon)
-        return answer
+        with trio.move_on_after(timeout_s):
+            await worker.wait_room()
+            return
+        if worker.is_connected:
+            raise DisconnectedError(f"{address} took no request within {timeout_s:g} s")
+        raise ConnectError(f"cannot be reached at {address}: no greeting within {timeout_s:g} s")
 
     def _encode(self, envelope: Envelope, payload: bytes) -> bytes:
         # The worker would hang up on more, and with it on every other request of this process.

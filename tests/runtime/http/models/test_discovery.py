@@ -11,13 +11,14 @@ import pytest
 import trio
 import trio.testing
 
+from tests.runtime.caller.requests import Posted
 from trinamo.runtime.caller.client import Client
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer, WhyLeft, dropped
+from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
@@ -32,6 +33,7 @@ class Reachable:
 
     transport = "tcp"
     is_usable = True
+    acknowledges = True
 
     async def hold(
         self, address: str, on_connected: Callable[[], None], *, instance_id: str = ""
@@ -42,20 +44,13 @@ class Reachable:
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
     ) -> Delivery | None:
-        return None
+        async def accept() -> tuple[Answer, bytes]:
+            await trio.lowlevel.checkpoint()
+            return Answer(id=envelope.id, status=AckStatus.ACCEPTED), b""
 
-    async def wait_room(self, address: str) -> bool:
-        return False
+        return Posted(accept, take)
 
-    async def send(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> Answer:
-        await trio.lowlevel.checkpoint()
-        return Answer(id=envelope.id, status=AckStatus.ACCEPTED)
-
-    async def call(
-        self, address: str, envelope: Envelope, payload: bytes, *, why_left: WhyLeft = dropped
-    ) -> bytes:
+    async def wait_room(self, address: str) -> None:
         raise AssertionError
 
 
