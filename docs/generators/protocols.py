@@ -10,9 +10,18 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+from trinamo.runtime.errors import EngineError
 from trinamo.runtime.protocol.discovery.presence import PRESENCE, Fault, Presence, Sign
-from trinamo.runtime.protocol.streams.control import Kill, Stop
-from trinamo.runtime.protocol.streams.machine import Role, Tables
+from trinamo.runtime.protocol.streams.control import (
+    Closed,
+    Declined,
+    Failed,
+    Kill,
+    Refused,
+    Sentinel,
+    Stop,
+)
+from trinamo.runtime.protocol.streams.machine import End, Ended, Role, Tables
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
@@ -34,6 +43,30 @@ Made from the tables in the code by `make docs`. A step that is
 not listed is a `LocalProtocolError` when we were about to take it, and a `RemoteProtocolError` when
 the peer took it.
 """
+
+
+_ENDS_PREFACE: Final = """\
+Decided once, by `Machine.ended`: the first of these counts, whatever is said later, and everybody asks there
+how the stream ended, who ended it and why. But whoever leaves gets its own error in place of an end that it has
+not had: after a Kill nothing is handed out, and without what was dropped no answer is complete.
+"""
+
+
+_WORDS: Final[Mapping[type, object]] = {
+    Sentinel: Sentinel(),
+    Declined: Declined(EngineError("")),
+    Failed: Failed(EngineError("")),
+    Closed: Closed(),
+    Stop: Stop(),
+    Kill: Kill(),
+    Refused: Refused("", ""),
+}
+
+
+_ENDS_OF_ITS_OWN: Final = (
+    (End.BROKEN, "a breach of this table", "`RemoteProtocolError`, or, of input, `KilledError`"),
+    (End.GIVEN_UP, "such as an instance that vanished", "that error"),
+)
 
 
 _REASONS_PREFACE: Final = """\
@@ -94,8 +127,23 @@ def protocol_page(tables: Tables | PresenceTable) -> str:
         parts.append(_table(tables.transitions[role]))
     parts.append("## What one end's step does to the other\n")
     parts.append(_couplings(tables))
+    parts += ["## How it ends\n", _ENDS_PREFACE, _ends(tables)]
     parts += ["## Why\n", _REASONS_PREFACE, _reasons()]
     return "\n".join(parts)
+
+
+def _ends(tables: Tables) -> str:
+    lines = ["| by | what | end | meaning | behind the last item comes |", "|---|---|---|---|---|"]
+    for role, ends in tables.ends.items():
+        for step, end in ends.items():
+            error = tables.error(Ended(end, role, _WORDS[step]))
+            comes = "the end" if error is None else f"`{type(error).__name__}`"
+            if step in (Declined, Failed):
+                comes = "the handler's error"
+            lines.append(f"| {role.value} | {step.__name__} | {end.name} | {end.value} | {comes} |")
+    for end, what, comes in _ENDS_OF_ITS_OWN:
+        lines.append(f"| either | {what} | {end.name} | {end.value} | {comes} |")
+    return "\n".join([*lines, ""])
 
 
 def _reasons() -> str:

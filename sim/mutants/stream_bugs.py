@@ -18,10 +18,10 @@ from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.discovery.presence import Liveness, Presence, Sign
 from trinamo.runtime.protocol.streams import membership
 from trinamo.runtime.protocol.streams.codec import FrameDecoder
-from trinamo.runtime.protocol.streams.control import Kill, Refused, Stop
+from trinamo.runtime.protocol.streams.control import Closed, Kill, Refused, Sentinel, Stop
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
 from trinamo.runtime.protocol.streams.link_frames import encode_event
-from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.machine import End, Ended, Machine, Role
 from trinamo.runtime.protocol.streams.response_stream import WorkerState
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.runtime.worker.worker import Worker
@@ -39,13 +39,15 @@ from .planting import Patch, bug, instead_of
 # --- the response stream --------------------------------------------------------------------------
 
 
-@instead_of(ResponseRegistration, "_disconnected")
-def eof_is_complete(_: Any, self: Any, *_why: str) -> None:
-    """A connection that ends without an end mark passes for a complete answer."""
-    self.channel.complete()
+@instead_of(Machine, "_conclude")
+def eof_is_complete(conclude: Any, self: Any, end: End, by: Role, word: object) -> None:
+    """A stream that ends without an end mark passes for a complete answer."""
+    if end is End.CUT and by is not self.our_role:
+        end, word = End.COMPLETE, Sentinel()
+    conclude(self, end, by, word)
 
 
-@instead_of(TcpResponseSender, "_closed")
+@instead_of(TcpResponseSender, "lost")
 def eof_ignored(*_: Any) -> None:
     """The worker takes the caller's FIN or RST for nothing, and works on."""
 
@@ -78,10 +80,10 @@ def kill_unheard() -> list[Patch]:
     receive = TcpResponseSender.receive
 
     def deaf(self: Any, event: Any) -> None:
-        if not isinstance(event, Kill):
+        if not isinstance(event, (Kill, Closed)):
             receive(self, event)
 
-    return [(TcpResponseSender, "receive", deaf), (TcpResponseSender, "_closed", lambda _: None)]
+    return [(TcpResponseSender, "receive", deaf), (TcpResponseSender, "lost", lambda *_: None)]
 
 
 @instead_of(Context, "stop")
@@ -115,7 +117,8 @@ def kill_delivers_the_queue() -> list[Patch]:
 @instead_of(InputReceiver, "_kill")
 def input_cut_is_complete(_: Any, self: Any, *_reason: Reason) -> None:
     """The worker takes the end of an input that was cut off for the end of the input."""
-    self.channel.complete()
+    self._machine.ended = Ended(End.COMPLETE, Role.CALLER, Sentinel())
+    self.channel.ended()
     self.close()
 
 

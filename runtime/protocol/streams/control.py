@@ -86,6 +86,9 @@ class Refused:
 class Closed:
     """The stream ended without an end mark: said so, or lost with its link."""
 
+    why: str = ""
+    """How it was lost; empty where the other end said so."""
+
 
 Control = Handshake | Opened | Declined | Data | Sentinel | Failed | Stop | Kill | Refused | Closed
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...errors import KilledError
 from .control import Closed, Data, Handshake, Kill, Refused, Sentinel, Stop
-from .machine import Machine, Role, TableKey, Tables
+from .machine import End, Ended, Machine, Role, TableKey, Tables
 
 
 class ReceiverState(TableKey):
@@ -34,6 +35,14 @@ class InputState(TableKey):
     REFUSED = "turned the worker away"
     TRUNCATED = "went away without an end mark"
     GONE = "closed its end"
+
+
+def _error(ended: Ended) -> Exception | None:
+    if ended.end in (End.COMPLETE, End.STOPPED):
+        return None
+    if isinstance(ended.word, KilledError):
+        return ended.word
+    return KilledError("the input ended without an end mark", reason=str(ended.reason))
 
 
 # fmt: off
@@ -64,6 +73,12 @@ REQUEST_STREAM: Final = Tables(
         (_R.RECEIVING, _I.WAITING): (Role.CALLER, _I.SENDING),
         (_R.IDLE, _I.REFUSED): (Role.WORKER, _R.TURNED_AWAY),
     },
+    ends={
+        Role.WORKER: {Closed: End.CUT},
+        Role.CALLER: {Sentinel: End.COMPLETE, Stop: End.STOPPED, Kill: End.LEFT, Refused: End.REFUSED,
+                      Closed: End.CUT},
+    },
+    error=_error,
 )
 # fmt: on
 

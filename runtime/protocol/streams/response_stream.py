@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...errors import DisconnectedError, KilledError
 from .control import (
     Closed,
     Data,
@@ -22,7 +23,7 @@ from .control import (
     Sentinel,
     Stop,
 )
-from .machine import Machine, Role, TableKey, Tables
+from .machine import End, Ended, Machine, Role, TableKey, Tables
 
 
 class WorkerState(TableKey):
@@ -44,6 +45,21 @@ class CallerState(TableKey):
     KILLED = "wants nothing more"
     REFUSED = "turned the worker away"
     GONE = "closed its end"
+
+
+def _error(ended: Ended) -> Exception | None:
+    if ended.end is End.COMPLETE:
+        return None
+    match ended.word:
+        case Declined(error) | Failed(error):
+            return error
+        case Closed(why) if ended.by is Role.WORKER:
+            how = why or "the worker hung up without an end mark"
+            return DisconnectedError(f"{how}; the answer is not complete")
+        case Exception() as error:
+            return error
+        case _:
+            return KilledError(f"the request was killed: {ended.reason}", reason=ended.reason)
 
 
 # fmt: off
@@ -75,6 +91,11 @@ RESPONSE_STREAM: Final = Tables(
         for worker in (_W.IDLE, _W.OPENING, _W.STREAMING)
         for caller in (_C.KILLED, _C.REFUSED, _C.GONE)
     },
+    ends={
+        Role.WORKER: {Sentinel: End.COMPLETE, Declined: End.FAILED, Failed: End.FAILED, Closed: End.CUT},
+        Role.CALLER: {Kill: End.LEFT, Refused: End.REFUSED, Closed: End.CUT},
+    },
+    error=_error,
 )
 # fmt: on
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, run
 from trinamo.sim import SeedChoices, first_difference
+from trinamo.sim.mutants import planted
 from trinamo.transports.tcp import TcpStreamServer
-from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
 
@@ -169,11 +169,9 @@ def test_the_check_itself_finds_a_gap_a_second_terminal_and_a_leak() -> None:
     assert found == ["I1", "I2", "I5", "I15"]
 
 
-def test_a_planted_truncation_that_looks_complete_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Channel, "fail", lambda channel, error: channel.complete())
-    outcome = run(on_item("reset"), SeedChoices(1))
+def test_a_planted_truncation_that_looks_complete_is_found() -> None:
+    with planted("eof_is_complete"):
+        outcome = run(on_item("reset"), SeedChoices(1))
     assert [violation[:2] for violation in outcome.violations()] == ["I2", "I2"]
 
 

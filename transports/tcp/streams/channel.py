@@ -16,6 +16,7 @@ import trio
 
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit
+from trinamo.runtime.protocol.streams.machine import Machine
 from trinamo.runtime.sinks import Sink
 
 _ITEMS_PER_CHECKPOINT: Final = 32
@@ -35,11 +36,10 @@ class Channel:
         "_consumer",
         "_credit",
         "_drop",
-        "_ended",
-        "_error",
         "_give",
         "_is_full",
         "_items",
+        "_machine",
         "_opened",
         "_since_checkpoint",
         "_sink",
@@ -48,8 +48,14 @@ class Channel:
     )
 
     def __init__(
-        self, window_bytes: int, give: Callable[[int], None], drop: Callable[[], None]
+        self,
+        machine: Machine,
+        window_bytes: int,
+        give: Callable[[int], None],
+        drop: Callable[[], None],
     ) -> None:
+        self._machine = machine
+        """Says whether the stream has ended, and what its consumer then gets."""
         self._items: deque[bytes] = deque()
         self._credit = ReceiveCredit(window_bytes)
         self._give = give
@@ -63,22 +69,20 @@ class Channel:
         """The sink has said that it has no room, and not yet that it has some again."""
         self._called = False
         self._opened = False
-        self._ended = False
-        self._error: Exception | None = None
-        """The terminal, if it is one; what the sink raised takes its place."""
         self._told = False
+        """The consumer has had the terminal."""
         self._consumer: trio.lowlevel.Task | None = None
         self._since_checkpoint = 0
 
     @property
     def is_ended(self) -> bool:
         """Whether the terminal is known; items before it may still wait to be taken."""
-        return self._ended
+        return self._machine.ended is not None
 
     @property
     def is_paused(self) -> bool:
         """Whether the stream waits for its consumer, so that nothing can come from the worker."""
-        return not self._ended and self._credit.left_bytes <= 0
+        return self._machine.ended is None and self._credit.left_bytes <= 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -102,7 +106,7 @@ class Channel:
 
         Dropped once the stream has ended.
         """
-        if self._ended:
+        if self._machine.ended is not None:
             return True
         self.arrival_count += 1
         has_credit = self._credit.arrive(items)
@@ -124,7 +128,7 @@ class Channel:
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this stream's alone
             self._items.clear()
             self._drop()
-            self._error = error
+            self._machine.leave(error)
             self._wake()
             return
         if not self._is_full:
@@ -149,7 +153,7 @@ class Channel:
             self._push(sink, waiting)
         else:
             self._taken(self._credit.held_bytes)
-        if self._ended and not self._items:
+        if self.is_ended and not self._items:
             self._wake()
 
     def _taken(self, count: int) -> None:
@@ -157,13 +161,14 @@ class Channel:
         if given:
             self._give(given)
 
-    def complete(self) -> None:
-        """The end mark came: after the queued items iteration ends."""
-        self._end(None)
+    def ended(self) -> None:
+        """The stream has ended: after the queued items its consumer gets the terminal."""
+        self._wake()
 
     def fail(self, error: TrinamoError) -> None:
         """After the queued items raise `error`; does nothing if the stream has ended."""
-        self._end(error)
+        self._machine.give_up(error)
+        self._wake()
 
     def abandon(self, error: TrinamoError) -> None:
         """Raise `error` at once: queued items are dropped, nobody wants them.
@@ -171,19 +176,10 @@ class Channel:
         A terminal that came before, but waits behind them, is dropped too: after a Kill the
         consumer must not be handed items, and without them the answer is not complete.
         """
-        if self._told or (self._ended and not self._items):
-            return
-        self._end(error)
-        self._error = error
-        self._items.clear()
-        self._taken(self._credit.held_bytes)
-        self._wake()
-
-    def _end(self, error: TrinamoError | None) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._error = error
+        if not (self._told or (self.is_ended and not self._items)):
+            self._machine.leave(error)
+            self._items.clear()
+            self._taken(self._credit.held_bytes)
         self._wake()
 
     # --- the consumer's side ---
@@ -211,11 +207,12 @@ class Channel:
 
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raise the terminal error if it never will."""
-        while not self._opened and not self._ended:
+        while not self._opened and not self.is_ended:
             await self._wait()
-        if not self._opened and self._error is not None:
+        error = self._machine.error
+        if not self._opened and error is not None:
             self._told = True
-            raise self._error
+            raise error
 
     async def forward(self, sink: Sink[bytes]) -> None:
         """Hand every item to `sink` as it comes; return after Sentinel, else raise the terminal.
@@ -231,15 +228,16 @@ class Channel:
             if self._items:
                 items, self._items = list(self._items), deque()
                 self._push(sink, items)
-            while not self._ended or self._items:
+            while not self.is_ended or self._items:
                 await self._wait()
         finally:
             self._sink = None
             self._is_full = False
             self._taken(self._credit.held_bytes - sum(map(len, self._items)))
         told, self._told = self._told, True
-        if self._error is not None and not told:
-            raise self._error
+        error = self._machine.error
+        if error is not None and not told:
+            raise error
 
     def __aiter__(self) -> Self:
         return self
@@ -253,12 +251,12 @@ class Channel:
                 self._since_checkpoint = 0
                 await trio.lowlevel.checkpoint()
         while not items:
-            if self._ended:
-                if self._error is None or self._told:
-                    self._told = True
+            if self.is_ended:
+                told, self._told = self._told, True
+                error = self._machine.error
+                if error is None or told:
                     raise StopAsyncIteration
-                self._told = True
-                raise self._error
+                raise error
             self._since_checkpoint = 0
             await self._wait()
         item = items.popleft()

@@ -7,16 +7,7 @@ from typing import Self
 
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import KilledError, RemoteProtocolError
-from trinamo.runtime.protocol.streams.control import (
-    Closed,
-    Control,
-    Data,
-    Handshake,
-    Kill,
-    Refused,
-    Sentinel,
-    Stop,
-)
+from trinamo.runtime.protocol.streams.control import Closed, Control, Data, Handshake, Stop
 from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request_stream import request_stream
 
@@ -33,8 +24,7 @@ class InputReceiver(Driver):
         self._context = context
         self._machine = request_stream(Role.WORKER)
         self._lane: LinkLane | None = None
-        self._truncated: KilledError | None = None
-        self.channel = Channel(window_bytes, self._give, self._drop)
+        self.channel = Channel(self._machine, window_bytes, self._give, self.close)
 
     def greeted(self, lane: LinkLane, handshake: Handshake) -> None:
         """Record that the greeting is on its way, on `lane`."""
@@ -54,16 +44,14 @@ class InputReceiver(Driver):
 
     async def __anext__(self) -> bytes:
         """The next item; ends after Sentinel or Stop, raises `KilledError` otherwise."""
-        if self._truncated is not None:
-            raise self._truncated
+        error = self._machine.error
+        if error is not None:
+            raise error
         return await self.channel.__anext__()
 
     def _give(self, count: int) -> None:
         if self._lane is not None:
             self._lane.give(count)
-
-    def _drop(self) -> None:
-        self.close()
 
     # --- what the caller says ---
 
@@ -73,36 +61,33 @@ class InputReceiver(Driver):
             raise RemoteProtocolError("an item without credit")
 
     def receive(self, event: Control) -> None:
+        had_ended = self._machine.ended is not None
         self._machine.receive(event)
-        match event:
-            case Sentinel():
-                self.channel.complete()
-            case Stop(reason):
-                self.channel.complete()
-                self._context.stop(reason)
-            case Kill(reason):
-                self._kill(reason)
-            case Closed():
-                self._kill(Reason.CONSUMER_DROPPED)
-            case Refused(reason=reason):
-                self._kill(reason)
-            case _:
-                raise AssertionError(event)
+        if isinstance(event, Stop):
+            self._context.stop(event.reason)
+        ended = self._machine.ended
+        if ended is None or had_ended:
+            return
+        if self._machine.error is None:
+            self.channel.ended()
+        else:
+            self._kill(ended.reason)
 
-    def lost(self, why: str) -> None:  # noqa: ARG002 -- the context has a reason, not a sentence
+    def lost(self, why: str) -> None:
         if self._machine.allows(Role.CALLER, Closed):
-            self._machine.receive(Closed())
-        if not self.channel.is_ended:
-            self._kill(Reason.CONSUMER_DROPPED)
+            self.receive(Closed(why))
 
     def broken(self, error: RemoteProtocolError) -> None:
         _log.warning("request %s: the caller broke the protocol: %s", self._context.id, error)
+        self._machine.broken(error)
         self._kill(Reason.PROTOCOL_ERROR)
 
     def _kill(self, reason: Reason) -> None:
+        """Drop what has come of it: truncated input is no input."""
         self._context.kill(reason)
-        self._truncated = KilledError(
-            "the input ended without an end mark", reason=str(self._context.reason or reason)
+        self.channel.abandon(
+            KilledError(
+                "the input ended without an end mark", reason=str(self._context.reason or reason)
+            )
         )
-        self.channel.abandon(self._truncated)
         self.close()

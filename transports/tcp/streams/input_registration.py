@@ -17,7 +17,7 @@ from trinamo.runtime.protocol.streams.control import (
     Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.machine import Ended, Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
 from trinamo.runtime.protocol.streams.request_stream import request_stream
 
@@ -36,8 +36,6 @@ class InputRegistration(OpenSubject):
     ) -> None:
         self._machine = request_stream(Role.CALLER)
         self._called = trio.Event()
-        self._error: TrinamoError | None = None
-        self._ended = False
         self._due: Stop | Kill | None = None
         """Decided before the worker has called: said when it does."""
         self._way: LinkLane | None = None
@@ -54,13 +52,12 @@ class InputRegistration(OpenSubject):
         self._end(Kill(reason) if state is State.KILLED else Stop(reason))
 
     def _end(self, event: Sentinel | Stop | Kill) -> None:
-        if self._ended:
+        if self._machine.ended is not None:
             return
         if not self._machine.allows(Role.CALLER, type(event)):
             assert isinstance(event, Stop)
             self._due = event
             return
-        self._ended = True
         self._machine.send(event)
         if self._lane is None:
             assert isinstance(event, Kill)
@@ -79,17 +76,28 @@ class InputRegistration(OpenSubject):
         """
         assert item, "an empty item would be an empty frame, which means nothing"
         await self._called.wait()
-        if self._error is not None:
-            raise self._error
-        if self._ended:
-            raise KilledError(
-                "the request was ended; no more input is taken",
-                reason=self._context.reason or Reason.CONSUMER_DROPPED,
-            )
+        if self._machine.ended is not None:
+            raise self._why_over(self._machine.ended)
         assert self._way is not None
         self._machine.send(Data(item))
         if not self._way.put(item):
             await self._way.drain()
+
+    def _why_over(self, ended: Ended) -> TrinamoError:
+        match ended.word:
+            case RemoteProtocolError() as error:
+                return error
+            case Closed(why) if ended.by is Role.WORKER:
+                how = (
+                    f"{why}; the input was not complete"
+                    if why
+                    else "the worker takes no more input"
+                )
+                return DisconnectedError(how)
+        return KilledError(
+            "the request was ended; no more input is taken",
+            reason=self._context.reason or Reason.CONSUMER_DROPPED,
+        )
 
     async def finish(self) -> None:
         """Say that the input is complete, once the worker has called."""
@@ -114,21 +122,18 @@ class InputRegistration(OpenSubject):
     def receive(self, event: Control) -> None:
         """It says nothing more; anything but its end is a protocol error."""
         self._machine.receive(event)
-        self._fail(DisconnectedError("the worker takes no more input"))
+        self._over()
 
     def lost(self, why: str) -> None:
         if self._machine.allows(Role.WORKER, Closed):
-            self._machine.receive(Closed())
-        self._fail(DisconnectedError(f"{why}; the input was not complete"))
+            self._machine.receive(Closed(why))
+        self._over()
 
     def broken(self, error: RemoteProtocolError) -> None:
-        self._fail(error)
+        self._machine.broken(error)
+        self._over()
 
-    def _fail(self, error: TrinamoError) -> None:
-        if not self._ended:
-            self._ended = True
-            self._error = error
+    def _over(self) -> None:
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.discard()
-            lane.hang_up()

@@ -10,32 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trinamo.runtime.context import Context, Reason, State
-from trinamo.runtime.errors import DisconnectedError, KilledError, RemoteProtocolError
+from trinamo.runtime.errors import KilledError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import (
     Closed,
     Control,
     Data,
-    Declined,
-    Failed,
     Handshake,
     Kill,
     Opened,
-    Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.machine import End, Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
-from trinamo.runtime.protocol.streams.response_stream import (
-    CallerState,
-    WorkerState,
-    response_stream,
-)
+from trinamo.runtime.protocol.streams.response_stream import WorkerState, response_stream
 
 from .channel import Channel
 from .lane import LinkLane
 from .subject import OpenSubject
 
-_ENDED = (WorkerState.DONE, WorkerState.TRUNCATED, WorkerState.DRAINING)
+_LAST = (WorkerState.DONE, WorkerState.TRUNCATED)
 
 
 class ResponseRegistration(OpenSubject):
@@ -50,19 +43,15 @@ class ResponseRegistration(OpenSubject):
         self._machine = response_stream(Role.CALLER)
         self._is_streaming = False
         """The one state of the worker that is asked for with every token."""
-        self.channel = Channel(connection.window_bytes, self._give, self._drop)
+        self.channel = Channel(self._machine, connection.window_bytes, self._give, self._kill)
         # Last: a context that has ended says so at once.
         super().__init__(connection, context, forget)
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the worker has said its last word."""
-        return self._machine.states[Role.WORKER] in (WorkerState.DONE, WorkerState.TRUNCATED)
-
     def close(self) -> None:
         super().close()
+        ended = self._machine.ended
         # Ended on this side only, such as by an instance that left discovery, the worker still works.
-        if not self.channel.is_ended or self._machine.states[Role.WORKER] not in _ENDED:
+        if ended is None or ended.end is End.GIVEN_UP:
             self._kill()
 
     # --- what our side decides ---
@@ -78,10 +67,6 @@ class ResponseRegistration(OpenSubject):
         self.channel.abandon(KilledError(f"the request was killed: {reason}", reason=reason))
         self._say(Kill(reason))
         self._hang_up()
-
-    def _drop(self) -> None:
-        """The consumer's sink has failed: to the worker it has left."""
-        self._kill()
 
     def _give(self, count: int) -> None:
         if self._lane is not None:
@@ -115,34 +100,24 @@ class ResponseRegistration(OpenSubject):
 
     def receive(self, event: Control) -> None:
         self._machine.receive(event)
-        self._is_streaming = self._machine.states[Role.WORKER] is WorkerState.STREAMING
-        match event:
-            case Opened():
-                self.channel.open()
-            case Declined(error) | Failed(error):
-                self.channel.fail(error)
-            case Sentinel():
-                self.channel.complete()
-            case Closed():
-                self._disconnected("the worker hung up without an end mark")
-            case _:
-                raise AssertionError(event)
-        if self.is_answered:
-            self._hang_up()
+        state = self._machine.states[Role.WORKER]
+        self._is_streaming = state is WorkerState.STREAMING
+        if isinstance(event, Opened):
+            self.channel.open()
+        elif state in _LAST:
+            self._over()
 
     def lost(self, why: str) -> None:
         if self._machine.allows(Role.WORKER, Closed):
-            self._machine.receive(Closed())
-        self._is_streaming = False
-        self._disconnected(why)
-        self._hang_up()
+            self._machine.receive(Closed(why))
+        self._over()
 
     def broken(self, error: RemoteProtocolError) -> None:
-        self._is_streaming = False
-        self.channel.fail(error)
+        self._machine.broken(error)
         self._say(Kill(Reason.PROTOCOL_ERROR))
-        self._hang_up()
+        self._over()
 
-    def _disconnected(self, why: str) -> None:
-        if self._machine.states[Role.CALLER] is not CallerState.KILLED:
-            self.channel.fail(DisconnectedError(f"{why}; the answer is not complete"))
+    def _over(self) -> None:
+        self._is_streaming = False
+        self.channel.ended()
+        self._hang_up()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from trinamo.runtime.context import Context, Reason
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import LocalProtocolError, RemoteProtocolError, TrinamoError
 from trinamo.runtime.protocol.streams.control import (
     Closed,
@@ -14,7 +14,6 @@ from trinamo.runtime.protocol.streams.control import (
     Declined,
     Failed,
     Handshake,
-    Kill,
     Opened,
     Refused,
     Sentinel,
@@ -31,7 +30,7 @@ _log = logging.getLogger("trinamo.tcp")
 class TcpResponseSender(Driver):
     """The handler's end of one response stream: every method returns at once."""
 
-    __slots__ = ("_context", "_is_streaming", "_lane", "_machine", "is_gone", "is_over")
+    __slots__ = ("_context", "_is_streaming", "_lane", "_machine")
 
     def __init__(self, lane: LinkLane, context: Context) -> None:
         self._machine = response_stream(Role.WORKER)
@@ -39,10 +38,11 @@ class TcpResponseSender(Driver):
         self._context = context
         self._is_streaming = False
         """The one state of ours that is asked for with every token."""
-        self.is_over = False
-        """After Sentinel, `failed` or a declining prologue."""
-        self.is_gone = False
-        """The caller wants nothing more, or is no more."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended, whoever ended it: nothing more is said on it."""
+        return self._machine.ended is not None
 
     # --- the handler's side ---
 
@@ -57,7 +57,8 @@ class TcpResponseSender(Driver):
         would not notice that its scope is cancelled.
         """
         if not self._is_streaming:
-            if self.is_gone:
+            ended = self._machine.ended
+            if ended is not None and ended.by is Role.CALLER:
                 return False
             raise LocalProtocolError(f"an item in state {self._machine!r}")
         assert item, "an empty item would be an empty frame, which means nothing"
@@ -70,25 +71,22 @@ class TcpResponseSender(Driver):
     def open(self) -> None:
         """Prologue: the handler has started."""
         self._say(Opened())
-        self._is_streaming = not self.is_gone
 
     def finish(self) -> None:
         """Sentinel: the answer is complete."""
-        self._say(Sentinel(), last=True)
+        self._say(Sentinel())
 
     def fail(self, error: TrinamoError) -> None:
         """The handler failed: a declining prologue before `open`, a `failed` frame after it."""
         opening = self._machine.states[Role.WORKER] is WorkerState.OPENING
-        self._say(Declined(error) if opening else Failed(error), last=True)
+        self._say(Declined(error) if opening else Failed(error))
 
-    def _say(self, event: Opened | Declined | Sentinel | Failed, *, last: bool = False) -> None:
+    def _say(self, event: Opened | Declined | Sentinel | Failed) -> None:
         if self.is_over:
             return
         self._machine.send(event)
         self._lane.say(event)
-        if last:
-            self.is_over = True
-            self._is_streaming = False
+        self._is_streaming = isinstance(event, Opened)
 
     # --- what the caller says ---
 
@@ -97,38 +95,28 @@ class TcpResponseSender(Driver):
 
     def receive(self, event: Control) -> None:
         self._machine.receive(event)
-        match event:
-            case Stop(reason):
-                self._context.stop(reason)
-            case Kill(reason):
-                self._gone(reason)
-            case Refused(_, message, reason):
-                _log.warning("request %s: refused by the caller: %s", self._context.id, message)
-                self._gone(reason)
-            case Closed():
-                self._closed()
-            case _:
-                raise AssertionError(event)
+        if isinstance(event, Stop):
+            self._context.stop(event.reason)
+        elif isinstance(event, Refused):
+            _log.warning("request %s: refused by the caller: %s", self._context.id, event.message)
+        self._check_end()
 
-    def lost(self, why: str) -> None:  # noqa: ARG002 -- the context has a reason, not a sentence
+    def lost(self, why: str) -> None:
         """FIN or RST: normal after our last word, a Kill before it."""
         if self._machine.allows(Role.CALLER, Closed):
-            self._machine.receive(Closed())
-        self._closed()
-
-    def _closed(self) -> None:
-        if self._machine.states[Role.WORKER] is not WorkerState.DONE:
-            self._gone(Reason.CONSUMER_DROPPED)
+            self._machine.receive(Closed(why))
+        self._check_end()
 
     def broken(self, error: RemoteProtocolError) -> None:
         _log.warning("request %s: the caller broke the protocol: %s", self._context.id, error)
         self._lane.say(Closed())
-        self._gone(Reason.PROTOCOL_ERROR)
+        self._machine.broken(error)
+        self._check_end()
 
-    def _gone(self, reason: Reason) -> None:
-        """Nobody wants the rest: drop it, and end the handler."""
-        self.is_gone = True
-        self._is_streaming = False
-        self._lane.discard()
-        self._lane.hang_up()
-        self._context.kill(reason)
+    def _check_end(self) -> None:
+        """If the caller has ended it, nobody wants the rest: drop it, and end the handler."""
+        ended = self._machine.ended
+        if ended is not None and ended.by is Role.CALLER:
+            self._is_streaming = False
+            self._lane.discard()
+            self._context.kill(ended.reason)

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from trinamo.runtime.errors import LocalProtocolError, RemoteProtocolError
+from trinamo.runtime.errors import (
+    DisconnectedError,
+    KilledError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from trinamo.runtime.protocol.streams.control import (
     Closed,
     Data,
@@ -15,7 +20,8 @@ from trinamo.runtime.protocol.streams.control import (
     Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.streams.machine import Machine, Role, Tables
+from trinamo.runtime.protocol.streams.machine import End, Ended, Machine, Role, Tables
+from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
@@ -107,3 +113,80 @@ def test_a_machine_says_where_both_ends_are() -> None:
     machine.send(Handshake("s", StreamType.RESPONSE))
     machine.receive(Stop())
     assert repr(machine) == "<response stream worker=OPENING caller=STOPPING>"
+
+
+# --- how a stream ended ---------------------------------------------------------------------------
+
+
+@ALL
+def test_every_end_is_a_step_of_its_role(tables: Tables) -> None:
+    for role, ends in tables.ends.items():
+        steps = {event for state in tables.transitions[role].values() for event in state}
+        assert set(ends) <= steps
+
+
+def opened(ours: Role) -> Machine:
+    machine = Machine(RESPONSE_STREAM, ours)
+    take = machine.send if ours is Role.WORKER else machine.receive
+    take(Handshake("s", StreamType.RESPONSE))
+    take(Opened())
+    return machine
+
+
+def test_the_first_end_counts_whatever_comes_later() -> None:
+    machine = opened(Role.CALLER)
+    machine.send(Stop())
+    before = machine.ended
+    machine.receive(Sentinel())
+    machine.receive(Closed("lost"))
+    machine.send(Kill())
+    machine.broken(RemoteProtocolError("late"))
+    machine.give_up(DisconnectedError("late"))
+    assert before is None
+    assert machine.ended == Ended(End.COMPLETE, Role.WORKER, Sentinel())
+    assert machine.error is None
+
+
+def test_a_stream_without_an_end_mark_is_never_complete() -> None:
+    cut, broken, given_up = opened(Role.CALLER), opened(Role.CALLER), opened(Role.CALLER)
+    cut.receive(Closed("the link broke"))
+    broken.broken(RemoteProtocolError("nonsense"))
+    given_up.give_up(DisconnectedError("the instance vanished"))
+    assert [str(machine.error) for machine in (cut, broken, given_up)] == [
+        "the link broke; the answer is not complete",
+        "nonsense",
+        "the instance vanished",
+    ]
+    ends = [machine.ended and (machine.ended.end, machine.ended.by) for machine in (cut, broken)]
+    assert ends == [(End.CUT, Role.WORKER), (End.BROKEN, Role.WORKER)]
+
+
+def test_who_leaves_gets_that_instead_of_an_end_that_it_has_not_had() -> None:
+    machine = opened(Role.CALLER)
+    machine.receive(Sentinel())
+    machine.leave(KilledError("left"))
+    assert machine.ended is not None
+    assert machine.ended.end is End.LEFT
+    assert type(machine.error) is KilledError
+
+
+@pytest.mark.parametrize(
+    ("word", "end", "reason"),
+    [
+        (Kill(Reason.DEADLINE), End.LEFT, Reason.DEADLINE),
+        (Refused("x", "", Reason.CLIENT_DISCONNECT), End.REFUSED, Reason.CLIENT_DISCONNECT),
+        (Closed(), End.CUT, Reason.CONSUMER_DROPPED),
+        (RemoteProtocolError("nonsense"), End.BROKEN, Reason.PROTOCOL_ERROR),
+    ],
+)
+def test_a_worker_is_told_why_its_caller_ended_the_stream(
+    word: object, end: End, reason: Reason
+) -> None:
+    machine = opened(Role.WORKER)
+    if isinstance(word, RemoteProtocolError):
+        machine.broken(word)
+    else:
+        machine.receive(word)
+    machine.send(Sentinel())
+    assert machine.ended == Ended(end, Role.CALLER, word)
+    assert machine.ended.reason is reason

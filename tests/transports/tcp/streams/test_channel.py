@@ -9,6 +9,10 @@ import trio.testing
 from tests.conformance.requests.collecting import collect
 from tests.conformance.requests.sinks import Collecting
 from trinamo.runtime.errors import DisconnectedError, KilledError
+from trinamo.runtime.protocol.streams.control import Handshake, Opened, Sentinel
+from trinamo.runtime.protocol.streams.machine import Role
+from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.response_stream import response_stream
 from trinamo.transports.tcp.streams.channel import PUSHED_ITEMS_MAX, Channel
 
 WINDOW_BYTES = 1000
@@ -21,9 +25,16 @@ class Stream:
     def __init__(self) -> None:
         self.given_bytes = 0
         self.is_dropped = False
-        self.channel = Channel(WINDOW_BYTES, self._give, self._drop)
+        self.machine = response_stream(Role.CALLER)
+        self.channel = Channel(self.machine, WINDOW_BYTES, self._give, self._drop)
+        self.machine.receive(Handshake("s", StreamType.RESPONSE))
+        self.machine.receive(Opened())
         self.channel.call()
         self.channel.open()
+
+    def complete(self) -> None:
+        self.machine.receive(Sentinel())
+        self.channel.ended()
 
     def _give(self, count: int) -> None:
         self.given_bytes += count
@@ -78,7 +89,7 @@ async def test_forward_returns_after_the_end_mark_and_the_items_that_waited(
     await trio.testing.wait_all_tasks_blocked()
     stream.channel.extend([b"1"])
     stream.channel.extend([b"2"])
-    stream.channel.complete()
+    stream.complete()
     await trio.testing.wait_all_tasks_blocked()
     assert not returned.is_set()
     sink.make_room()
@@ -122,7 +133,7 @@ async def test_a_kill_drops_what_waits_for_a_sink_without_room(
     stream.channel.extend([b"1"])
     stream.channel.extend([b"2"])
     if is_ended:
-        stream.channel.complete()
+        stream.complete()
     stream.channel.abandon(KilledError("killed"))
     await failed.wait()
     sink.make_room()
@@ -141,7 +152,7 @@ async def test_a_sink_that_fails_at_what_waited_drops_its_stream(nursery: trio.N
     await trio.testing.wait_all_tasks_blocked()
     stream.channel.extend([b"1"])
     stream.channel.extend([b"2"])
-    stream.channel.complete()
+    stream.complete()
     sink.make_room()
     await failed.wait()
     assert stream.is_dropped
@@ -156,6 +167,6 @@ async def test_what_waited_for_a_sink_that_was_left_can_be_iterated() -> None:
         stream.channel.extend([b"2"])
         nursery.cancel_scope.cancel()
     stream.channel.extend([b"3"])
-    stream.channel.complete()
+    stream.complete()
     assert await collect(stream.channel) == ([b"2", b"3"], None)
     assert sink.items == [b"1"]

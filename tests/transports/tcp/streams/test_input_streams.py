@@ -117,7 +117,7 @@ async def test_a_worker_that_drops_the_input_makes_the_sender_fail(home: Home) -
     with home.server.register_input(Context("r")) as asked:
         async with home.client.receive_input(asked.connection, Context("w")):
             await asked.send(b"a")
-        await eventually(lambda: asked._error is not None)
+        await eventually(lambda: asked._machine.ended is not None)
         with pytest.raises(DisconnectedError):
             await asked.send(b"b")
 
