@@ -50,6 +50,12 @@ class Sink(ABC, Generic[T]):
         What this raises ends the stream, and comes out of `forward`.
         """
 
+    def end(self) -> None:
+        """No item follows, and all were taken: what may be said of that now need not wait.
+
+        Only some sources say so; what counts is that `forward` returns.
+        """
+
     def restart(self) -> None:
         """Forget all that was taken: another source begins anew. Only of one that `keeps_all`."""
         assert self.keeps_all, "somebody has had what this has taken"

@@ -67,6 +67,13 @@ class OutgoingAnswer(Sink[Any]):
             self._leg.mark("first_item")
             self._sender.open()
 
+    def end(self) -> None:
+        """Say that the answer is complete, so that it leaves with the last item."""
+        context = self._context
+        if context.cut_by is None and not context.scope.cancel_called:
+            self.open()
+            self._sender.finish()
+
     def take(self, items: list[Any]) -> bool:
         """Queue items for the caller.
 

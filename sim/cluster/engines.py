@@ -192,3 +192,7 @@ class _WatchedSink(Sink[Delta]):
         has_room = self._sink.take(items)
         self._attempt.raise_if_asked()
         return has_room
+
+    @override
+    def end(self) -> None:
+        self._sink.end()

@@ -8,10 +8,11 @@ from typing import Any
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.protocol.streams import multiplex
 from trinamo.runtime.protocol.streams.control import Control, Kill
 from trinamo.runtime.protocol.streams.multiplex import Demultiplexer, Multiplexer, StreamIds
 from trinamo.transports.http.output import Output
-from trinamo.transports.tcp.streams import linked
+from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.link import Link
 
@@ -68,7 +69,7 @@ def ids_given_again(_: Any, self: Any) -> Any:
     return self.newest
 
 
-@instead_of(linked, "encode_opening")
+@instead_of(multiplex, "encode_opening")
 def streams_unopened(*_: Any) -> bytes:
     """A worker speaks on a stream of its caller's link that it has not opened, so nothing was accepted."""
     return b""
@@ -91,14 +92,14 @@ def ids_outlive_their_link(
 @instead_of(Link, "_send")
 async def rest_of_a_send_lost(_: Any, self: Any, data: bytes) -> None:
     """What the socket did not take of a batch is not sent."""
-    await self._stream.socket.send(data)
+    self._wire.send(data)
 
 
 @instead_of(Link, "_send")
 async def rest_of_a_send_repeated(_: Any, self: Any, data: bytes) -> None:
     """Of a batch that the socket took in parts, everything is sent again."""
-    if await self._stream.socket.send(data) < len(data):
-        await self._stream.send_all(data)
+    if self._wire.send(data) < len(data):
+        await send_all(self._wire, data)
 
 
 @instead_of(Multiplexer, "_end_batch")

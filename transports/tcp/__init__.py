@@ -4,7 +4,7 @@ Read `tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker), 
 `tcp/streams/server.py` (caller) beside `tcp/streams/linked.py` (worker). `tcp/streams/link.py` is the
 link itself, `tcp/streams/lane.py` one stream's place on it; over NATS, workers call home
 (`tcp/streams/client.py`). `tcp/streams/channel.py` says how items
-reach the consumer (`sending.py`: what sending costs). KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
+reach the consumer. KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """
 
 from .requests.plane import TcpRequestPlane, open_request_plane

@@ -90,7 +90,7 @@ class EngineHost:
         """Push one answer; see `ForwardsDeltas.forward`. `sink` is called by the step loop."""
         request = await self.prepare(request)
         ending = Ending()
-        answer = self._submit(request, context, sink, ending.reach)
+        answer = self._submit(request, context, sink, partial(_end, sink, ending))
         try:
             await ending.wait()
         finally:
@@ -213,7 +213,7 @@ class EngineHost:
         pinned.check_alive()
         pinned.adopted()
         ending = Ending()
-        answer = self._answer(pinned.sequence, request, context, sink, ending.reach)
+        answer = self._answer(pinned.sequence, request, context, sink, partial(_end, sink, ending))
         self._steps.adopt(answer, first_token)
         try:
             await ending.wait()
@@ -229,6 +229,13 @@ class EngineHost:
     def close(self) -> None:
         """Refuse new requests, end those in flight with `UnavailableError`, interrupt the step."""
         self._steps.close()
+
+
+def _end(sink: Sink[Delta], ending: Ending, error: BaseException | None) -> None:
+    """In the step that made the last token: its sink is told before the task that waits for it."""
+    if error is None:
+        sink.end()
+    ending.reach(error)
 
 
 @asynccontextmanager

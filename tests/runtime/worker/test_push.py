@@ -15,7 +15,7 @@ from tests.runtime.engines.loop.hosting import inline_hop, make_engine, open_hos
 from tests.runtime.worker.asking import ask
 from tests.transports.tcp.ends import eventually
 from trinamo.runtime.caller.client import Client
-from trinamo.runtime.context import Context
+from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
@@ -49,6 +49,48 @@ async def test_what_is_handed_over_arrives_in_order_and_the_end_is_complete(
     await serve(cluster, handler)
     assert await ask(cluster, 500) == (list(range(500)), None)
     assert await ask(cluster, 0) == ([], None)
+
+
+async def test_an_end_that_is_said_with_the_last_item_is_the_end(cluster: Cluster) -> None:
+    """The caller has it before the handler returns, whatever becomes of that."""
+
+    async def handler(request: int, _: Context, sink: Sink[int]) -> None:
+        if request:
+            sink.take([1])
+        sink.end()
+        raise RequestError("too late")
+
+    await serve(cluster, handler)
+    assert await ask(cluster, 1) == ([1], None)
+    assert await ask(cluster, 0) == ([], None)
+
+
+@pytest.mark.parametrize("reason", [Reason.WORKER_SHUTDOWN, Reason.FRONTEND_SHUTDOWN])
+async def test_an_end_that_is_said_of_an_answer_that_was_cut_is_none(
+    cluster: Cluster, reason: Reason
+) -> None:
+    async def handler(_: int, context: Context, sink: Sink[int]) -> None:
+        sink.take([1])
+        context.stop(reason)
+        sink.end()
+
+    await serve(cluster, handler)
+    items, error = await ask(cluster, 1)
+    assert items == [1]
+    assert type(error) is UnavailableError
+
+
+async def test_an_end_that_is_said_after_the_deadline_is_none(cluster: Cluster) -> None:
+    async def handler(_: int, context: Context, sink: Sink[int]) -> None:
+        sink.take([1])
+        context.scope.cancel()
+        sink.end()
+        await trio.sleep_forever()
+
+    await serve(cluster, handler)
+    items, error = await ask(cluster, 1)
+    assert items == [1]
+    assert type(error) is DeadlineError
 
 
 @pytest.mark.parametrize("after", [0, 2])

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from math import inf
+from socket import SHUT_WR
+from typing import Final
 
 import trio
 
@@ -33,16 +36,20 @@ from trinamo.runtime.protocol.streams.multiplex import (
     Multiplexer,
     StreamIds,
 )
+from trinamo.transports.sockets.wire import open_wire, send_all
 
-from ..sending import Promptly
 from ..sockets import TcpOptions
 from .lane import Driver, LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
+_OPENING_HOLD_S: Final = 0.01
+"""How long what opens a stream waits for what is said on it: less than anybody waits for an ACK."""
 
 
 class Link:
     """One end of a link: the caller's if it is told what to do when a stream is `opened`, else the worker's.
+
+    It takes the socket of `stream` over, and closes it at the end of `run`.
 
     `taken` gets the messages of the other end, as `(header, payload)`: a worker's the requests, a
     caller's the answers; an end without it takes none. What it raises is the peer's fault. Without a
@@ -58,7 +65,7 @@ class Link:
         taken: Callable[[bytes, bytes], None] | None = None,
         idle_s: float = inf,
     ) -> None:
-        self._stream = stream
+        self._wire = open_wire(stream)
         self._options = options
         self._opened = opened
         self._taken = taken
@@ -121,6 +128,11 @@ class Link:
     def has_room(self) -> bool:
         """Whether the bytes that wait for the socket are below their bound."""
         return self._mux.queued_bytes < self._options.queue_bytes_max
+
+    def send_opening(self, stream: int, opening: Opening) -> None:
+        """Open a stream; that may wait a moment for what is said on it."""
+        self._mux.add_opening(stream, opening)
+        self._wake()
 
     def send_item(self, stream: int, item: bytes) -> bool:
         """Send a short item; whether there is room for more."""
@@ -192,24 +204,25 @@ class Link:
 
     async def run(self) -> None:
         """Serve it to its end; then no stream of it is left. Never raises on peer input."""
-        why = "this end of the link closed"
-        try:
-            with self._scope:
-                async with open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    nursery.start_soon(self._watch)
-                    await self._read()
-                    why = "the other end of the link closed"
-                    nursery.cancel_scope.cancel()
-        except RemoteProtocolError as error:
-            _log.warning("a link broke the protocol: %s", error)
-            self.fault = error
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            why = "the link broke"
-        finally:
-            self._lost(why, self.fault)
-        if self.fault is not None and self._sending_since == inf:
-            await self._say_last(self.fault)
+        with closing(self._wire.socket):
+            why = "this end of the link closed"
+            try:
+                with self._scope:
+                    async with open_nursery() as nursery:
+                        nursery.start_soon(self._write)
+                        nursery.start_soon(self._watch)
+                        await self._read()
+                        why = "the other end of the link closed"
+                        nursery.cancel_scope.cancel()
+            except RemoteProtocolError as error:
+                _log.warning("a link broke the protocol: %s", error)
+                self.fault = error
+            except (OSError, trio.ClosedResourceError):
+                why = "the link broke"
+            finally:
+                self._lost(why, self.fault)
+            if self.fault is not None and self._sending_since == inf:
+                await self._say_last(self.fault)
 
     def _lost(self, why: str, fault: RemoteProtocolError | None) -> None:
         """Its streams are lost with it, each by itself."""
@@ -230,13 +243,14 @@ class Link:
         if not self._is_turned_away:
             self._mux.add(encode_event(0, Refused("bad_link", fault.message)))
         data, _ = self._mux.take()
+        wire = self._wire
         try:
             with trio.move_on_after(self._options.linger_s):
-                await self._stream.send_all(data)
-                await self._stream.send_eof()
-                while await self._stream.receive_some(self._options.buffer_bytes):
+                await send_all(wire, data)
+                wire.socket.shutdown(SHUT_WR)
+                while await wire.receive(self._options.buffer_bytes):
                     pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (OSError, trio.ClosedResourceError):
             pass
 
     # --- its tasks ---
@@ -246,12 +260,16 @@ class Link:
         while True:
             if mux.is_empty:
                 if self._is_ending and not self.lanes:
-                    await self._stream.send_eof()
+                    self._wire.socket.shutdown(SHUT_WR)
                     self._scope.deadline = trio.current_time() + self._options.linger_s
                     return
-                self._writer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._abort)
+                await self._sleep()
                 continue
+            if mux.only_opens:
+                # A short answer is there with the next step, and leaves with what opens its stream.
+                with trio.move_on_after(_OPENING_HOLD_S):
+                    while mux.only_opens:
+                        await self._sleep()
             data, finished = mux.take()
             await self._send(data)
             for stream in finished:
@@ -263,18 +281,22 @@ class Link:
                 # Long items would keep the socket, and the loop, to themselves.
                 await trio.lowlevel.checkpoint()
 
+    async def _sleep(self) -> None:
+        self._writer = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
     def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         self._writer = None
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def _send(self, data: bytes) -> None:
-        socket = self._stream.socket
-        self._sending_since = trio.current_time()
-        sent = await Promptly(socket.send(data))
+        wire = self._wire
+        sent = wire.send(data)
         while sent < len(data):
-            with memoryview(data)[sent:] as rest:
-                sent += await Promptly(socket.send(rest))
             self._sending_since = trio.current_time()
+            await wire.wait_room()
+            with memoryview(data)[sent:] as rest:
+                sent += wire.send(rest)
         self._sending_since = inf
 
     def _make_room(self) -> None:
@@ -286,16 +308,16 @@ class Link:
             self._room.unpark_all()
 
     async def _read(self) -> None:
-        socket, buffer_bytes = self._stream.socket, self._options.buffer_bytes
+        wire, buffer_bytes = self._wire, self._options.buffer_bytes
         demux = self._demux
         unfinished = self._options.unfinished(demux)
         answer_bytes_max = self._options.queue_bytes_max
         try:
             while True:
                 if demux.pending_bytes or unfinished.is_held:
-                    data = await unfinished.receive(socket)
+                    data = await unfinished.receive(wire.socket)
                 else:
-                    data = await socket.recv(buffer_bytes)
+                    data = await wire.receive(buffer_bytes)
                 if not data:
                     return
                 for arrival in demux.feed(data):

@@ -117,10 +117,15 @@ class Gathering(Sink[Delta]):
         super().__init__()
         self.deltas: list[Delta] = []
         self.room = room
+        self.ends_after: list[int] = []
+        """How many deltas there were each time that the end was told."""
 
     def take(self, items: list[Delta]) -> bool:
         self.deltas += items
         return len(self.deltas) < self.room
+
+    def end(self) -> None:
+        self.ends_after.append(len(self.deltas))
 
 
 async def pull(host: EngineHost, asked: GenerateRequest, context: Context) -> list[Delta]:

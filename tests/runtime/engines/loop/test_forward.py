@@ -60,6 +60,7 @@ async def test_no_task_wakes_between_the_first_delta_and_the_last() -> None:
         nursery.start_soon(ask)
     assert len(sink.deltas) == 50
     assert wakes == 1, "at its end"
+    assert sink.ends_after == [50], "before that"
 
 
 async def test_what_a_sink_raises_ends_its_own_answer_and_comes_out() -> None:
@@ -70,6 +71,7 @@ async def test_what_a_sink_raises_ends_its_own_answer_and_comes_out() -> None:
         with pytest.raises(ZeroDivisionError, match="the third"):
             await forward(host, request(max_tokens=60), sink)
         assert len(sink.deltas) == 2
+        assert sink.ends_after == []
         assert (host.statistics().cancellations, host.statistics().failures) == (1, 0)
     assert len(token_ids(other.deltas)) == 60
 
@@ -115,6 +117,7 @@ async def test_stop_ends_a_paused_answer_with_one_more_delta() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert len(slow.deltas) == 3
         assert slow.deltas[-1].finish_reason is FinishReason.STOP
+        assert slow.ends_after == [3]
         await settle(host)
 
 
@@ -134,6 +137,7 @@ async def test_after_a_kill_the_sink_is_called_no_more() -> None:
         context.kill()
         await gate.let_steps_happen(1)
         assert len(sink.deltas) == before
+        assert sink.ends_after == []
         await settle(host)
         assert host.statistics().cancellations == 1
 

@@ -1,11 +1,11 @@
-"""What an item costs its writer: it gives way when the socket makes it wait, and only then."""
+"""What sending costs a writer: it gives way when the socket makes it wait, and only then."""
 
 from __future__ import annotations
 
 import socket as stdlib_socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import pytest
 import trio
@@ -13,27 +13,23 @@ import trio.testing
 
 from tests.transports.tcp.ends import PATIENCE_S
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.transports.tcp.sending import Promptly
+from trinamo.transports.sockets.wire import Wire, open_wire, send_all
 
 LARGE = bytes(range(256)) * (1 << 16)
 """More than the kernel takes for a peer that does not read."""
 
 
-async def send_promptly(socket: trio.socket.SocketType, data: bytes) -> None:
-    sent = 0
-    while sent < len(data):
-        sent += await Promptly(socket.send(data[sent:]))
-
-
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
-    """Both ends of a TCP connection."""
+async def pair() -> AsyncIterator[tuple[Wire, trio.SocketStream]]:
+    """Both ends of a TCP connection, of which we send on the first."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     with trio.fail_after(PATIENCE_S):
         async with listener:
             dialled = await trio.open_tcp_stream(*listener.socket.getsockname())
-            async with dialled, await listener.accept() as accepted:
-                yield dialled, accepted
+            async with await listener.accept() as accepted:
+                wire = open_wire(dialled)
+                with closing(wire.socket):
+                    yield wire, accepted
 
 
 async def take(stream: trio.SocketStream, count: int) -> bytes:
@@ -76,7 +72,7 @@ async def gives_way(work: Awaitable[object]) -> bool:
 async def test_a_send_that_the_kernel_takes_at_once_does_not_give_way() -> None:
     async with pair() as (ours, theirs):
         assert await gives_way(ours.socket.send(b"a"))
-        assert not await gives_way(send_promptly(ours.socket, b"b"))
+        assert not await gives_way(send_all(ours, b"b"))
         assert await take(theirs, 2) == b"ab"
 
 
@@ -90,7 +86,7 @@ def test_simulated_sockets_are_served_alike() -> None:
 
     async def client() -> None:
         stream = await trio.open_tcp_stream("b", 7000)
-        found.append(await gives_way(send_promptly(stream.socket, bytes(1000))))
+        found.append(await gives_way(send_all(open_wire(stream), bytes(1000))))
         await trio.sleep(1)
 
     async def main() -> None:
@@ -110,23 +106,20 @@ async def test_a_send_without_room_gives_way_and_everything_arrives() -> None:
         async def receive() -> None:
             received.append(await take(theirs, len(LARGE)))
 
-        await send_promptly(ours.socket, LARGE)
+        await send_all(ours, LARGE)
     assert received == [LARGE]
 
 
 @pytest.mark.parametrize("when", ["before", "while it waits"])
 async def test_a_send_can_be_cancelled(when: str) -> None:
-    async with pair() as (ours, theirs):
+    async with pair() as (ours, _):
         with trio.CancelScope() as scope:
             if when == "before":
                 scope.cancel()
             else:
                 scope.deadline = trio.current_time() + 0.01
-            await send_promptly(ours.socket, b"a" if when == "before" else LARGE)
+            await send_all(ours, LARGE)
         assert scope.cancelled_caught
-        if when == "before":
-            await send_promptly(ours.socket, b"b")
-            assert await take(theirs, 1) == b"b"
 
 
 async def test_a_peer_that_is_gone_breaks_the_send() -> None:
@@ -136,26 +129,4 @@ async def test_a_peer_that_is_gone_breaks_the_send() -> None:
         )
         theirs.socket.close()
         with pytest.raises(OSError):  # noqa: PT011 -- which of them the kernel says depends
-            await send_promptly(ours.socket, LARGE)
-
-
-async def test_what_the_work_raises_and_catches_is_its_own() -> None:
-    caught: list[str] = []
-
-    async def wait() -> None:
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        try:
-            await trio.sleep_forever()
-        except trio.Cancelled:
-            caught.append("cancelled")
-            raise
-
-    async def fail() -> None:
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        raise ValueError("its own")
-
-    with trio.move_on_after(0.01):
-        await Promptly(wait())
-    with pytest.raises(ValueError, match="its own"):
-        await Promptly(fail())
-    assert caught == ["cancelled"]
+            await send_all(ours, LARGE)
