@@ -153,7 +153,7 @@ class WorkQueueModel:
         self.counts.acked += 1
         return Settlement.APPLIED
 
-    def nak(self, token: str, *, now: float, delay_s: float = 0.0, reason: str = "") -> Settlement:
+    def nak(self, token: str, delay_s: float = 0.0, reason: str = "", *, now: float) -> Settlement:
         """The job failed: another attempt after `delay_s`, or none if they are used up."""
         check_delay(delay_s)
         job = self._leased(token, now)
@@ -185,7 +185,7 @@ class WorkQueueModel:
 
     # --- dead letters ---
 
-    def dead_letters(self, *, now: float, count_max: int) -> list[DeadLetter]:
+    def dead_letters(self, count_max: int, *, now: float) -> list[DeadLetter]:
         """The oldest dead letters first."""
         self.advance(now)
         return [self._letter(dead, now) for dead in list(self._dead.values())[:count_max]]

@@ -22,17 +22,16 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.protocol.streams.codec import Frame
 from trinamo.transports.etcd.rpc import METHODS
 from trinamo.transports.memory.store import MemoryStore
 
 from ...core.world import World
-from ..interception import DelayLine, Done
-from ..machine import Machine
-from ..peer import Peer
-from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, Reply, encode, reader
+from ..interception import Done
+from ..machine import Connection, Machine
+from ..wire import Answer, Call, Forget, Ping, Refusal, Reply, encode, reader
 from .methods import Methods, refusal
 from .watches import WatchStream
 
@@ -110,7 +109,7 @@ class SimulatedEtcd(Machine):
     async def _serve(self, stream: trio.SocketStream) -> None:
         peer_name, _ = await trio.socket.getnameinfo(stream.socket.getpeername(), 0)
         async with trio.open_nursery() as nursery:
-            connection = _Connection(self, Peer(stream), peer_name, nursery)
+            connection = _Connection(self, stream, peer_name, nursery)
             # The list of this life of the process: the next one has its own.
             connections = self._connections
             connections.append(connection)
@@ -152,15 +151,14 @@ class SimulatedEtcd(Machine):
         return Answer(call.id), reply.SerializeToString()
 
 
-class _Connection:
+class _Connection(Connection):
     """One client, as the process sees it."""
 
     def __init__(
-        self, etcd: SimulatedEtcd, peer: Peer, peer_name: str, nursery: trio.Nursery
+        self, etcd: SimulatedEtcd, stream: trio.SocketStream, client: str, nursery: trio.Nursery
     ) -> None:
-        self.peer = peer
-        self._etcd, self._peer_name = etcd, peer_name
-        self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
+        super().__init__(etcd, stream, client, nursery, service="etcd", read=_read)
+        self._etcd = etcd
         self._streams: dict[int, WatchStream] = {}
         self._is_stirred = False
         self._stir = trio.lowlevel.ParkingLot()
@@ -170,22 +168,7 @@ class _Connection:
         self._is_stirred = True
         self._stir.unpark_all()
 
-    def receive(self, frame: Frame) -> None:
-        """Take one frame in; all but pings pass the interceptor first."""
-        header, data = frame
-        message = _read(header)
-        if isinstance(message, Ping):
-            self.peer.post(encode(Pong()))
-            return
-        self._etcd.interceptor.admit(
-            self._requests,
-            lambda: self._do(message, data),
-            channel="etcd.request",
-            peer=self._peer_name,
-            payload=message,
-            size=len(header) + len(data),
-        )
-
+    @override
     def _do(self, message: Call | Forget, data: bytes) -> None:
         if isinstance(message, Forget):
             self._streams.pop(message.id, None)
@@ -204,20 +187,12 @@ class _Connection:
         self._reply(Answer(call.id), answer.SerializeToString(), payload=answer)
         wanted = request.create_request
         if wanted.range_end:  # Else it is a probe.
-            etcd.world.note("etcd.watch", client=self._peer_name)
+            etcd.world.note("etcd.watch", client=self.client)
         if wanted.start_revision and wanted.start_revision <= etcd.store.revision:
             self.wake()
 
     def _reply(self, reply: Reply, data: bytes, *, payload: Any) -> None:
-        header = encode(reply)
-        self._etcd.interceptor.admit(
-            self._replies,
-            lambda: self.peer.post(header, data),
-            channel="etcd.reply",
-            peer=self._peer_name,
-            payload=payload,
-            size=len(header) + len(data),
-        )
+        self._send(encode(reply), data, payload)
 
     async def push_changes(self) -> None:
         """Send what the watches wait for, as fast as the client takes it."""

@@ -27,13 +27,10 @@ from trinamo.transports.nats.plane import NatsEventPlane
 from ..connector import Connector
 from ..peer import Peer
 from ..wire import Deliver, Ping, Pong, Publish, Subscribe, Unsubscribe, decode_from_broker, encode
-from .calls import Caller
-from .queue_client import open_queue
+from .queue_client import Caller, open_queue
 from .server import PORT
 
 OUTGOING_BYTES_MAX: Final = 64 << 20
-CALL_TIMEOUT_S: Final = 10.0
-CALL_TRY_S: Final = 1.0
 
 
 class SimulatedLine(Line):
@@ -165,7 +162,7 @@ class SimulatedEventPlane(NatsEventPlane):
 
     @override
     async def work_queue_names(self) -> list[str]:
-        names: list[str] = await self._caller.read("names", (), list[str])
+        names: list[str] = (await self._caller.call("names", (), list[str]))[0]
         return names
 
 
@@ -199,7 +196,7 @@ async def open_simulated_nats(
         pause_max_s=reconnect_pause_max_s,
         silence_s=silence_s,
     )
-    caller = Caller(connector, timeout_s=CALL_TIMEOUT_S, per_try_timeout_s=CALL_TRY_S)
+    caller = Caller(connector)
     line = SimulatedLine(connector, caller, messages_max=buffered_max)
     plane = SimulatedEventPlane(line, caller, inbox=f"_INBOX.{rng.getrandbits(128):032x}", rng=rng)
     async with open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""A client's handle of a work queue on a simulated broker: `WorkQueue`.
+"""A client's handle of a work queue on a simulated broker, and its calls over a connection that comes and goes.
 
 Every call may be repeated, a put by its id and the rest by their token, so what is lost on the way
 costs time only. A taker asks for a while at a time and asks again; one that goes away says so, and
@@ -7,41 +7,145 @@ a job that was already on its way to it comes back when its lease expires.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import attrs
+import msgspec
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.errors import (
-    ConnectError,
     DeadlineError,
     OverloadedError,
-    RequestError,
+    UnknownOutcomeError,
+    error_from_wire,
 )
-from trinamo.runtime.planes import (
-    NO_ORIGIN,
-    DeadLetter,
-    JobOrigin,
-    LeasedJob,
-    PutResult,
-    QueueLimits,
-    QueueStatistics,
-    Settlement,
-)
-from trinamo.runtime.protocol.queue.jobs import check_delay, check_job_id, check_queue_name
+from trinamo.runtime.planes import LeasedJob, PutResult, QueueLimits
+from trinamo.runtime.protocol.queue.jobs import check_queue_name
+from trinamo.transports.memory.queue import ADMINISTRATION_TIMEOUT_S, AskedQueue
 
-from ..wire import Forget, encode
-from .calls import Caller
+from ..connector import Connector
+from ..wire import Answer, Call, Forget, NoLeader, Refusal, Reply, encode
 
-ADMINISTRATION_TIMEOUT_S: Final = 10.0
+TRY_S: Final = 1.0
+RETRY_PAUSE_MIN_S: Final = 0.02
+RETRY_PAUSE_MAX_S: Final = 0.5
 POLL_S: Final = 2.0
 """How long the broker lets a taker wait before it answers that there is nothing."""
 POLL_ANSWER_S: Final = 1.0
 PAUSE_S: Final = 0.1
+T = TypeVar("T")
 
 
-class SimulatedWorkQueue:
+@attrs.define(eq=False)
+class _Question:
+    """A call on its way. `reply` stays None if the connection was lost."""
+
+    settled: trio.Event = attrs.field(factory=trio.Event)
+    reply: Reply | None = None
+    data: bytes = b""
+
+    def result(self, kind: Any) -> Any:
+        """What was answered, of this type; raises the service's no."""
+        if isinstance(self.reply, Refusal):
+            raise error_from_wire(self.reply.code, self.reply.message, definite=True)
+        return msgspec.msgpack.decode(self.data, type=kind)
+
+    @property
+    def words(self) -> str:
+        """Why there is no answer."""
+        if isinstance(self.reply, NoLeader):
+            return "the service has no leader"
+        return "the connection was lost" if self.settled.is_set() else "no answer"
+
+
+class Caller:
+    """The calls of one client. Its owner hands it every reply, and tells it of every loss."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._questions: dict[int, _Question] = {}
+        self._ids = itertools.count(1)
+
+    async def call(
+        self,
+        op: str,
+        arguments: tuple[Any, ...],
+        kind: Any,
+        *,
+        timeout_s: float = ADMINISTRATION_TIMEOUT_S,
+    ) -> tuple[Any, bool]:
+        """Ask again and again; what is returned, and whether an earlier try may have had its effect.
+
+        Raises the service's no, `DeadlineError` if there is no answer and certainly was no effect,
+        else `UnknownOutcomeError`.
+        """
+        data = encode(arguments)
+        deadline = trio.current_time() + timeout_s
+        pause_s = RETRY_PAUSE_MIN_S
+        is_doubtful = False
+        words = "no time was given"
+        while (left_s := deadline - trio.current_time()) > 0:
+            question = await self._try(op, data, min(left_s, TRY_S))
+            if question is not None and isinstance(question.reply, Answer | Refusal):
+                return question.result(kind), is_doubtful
+            words = self._connector.last_words if question is None else question.words
+            is_doubtful |= question is not None and not isinstance(question.reply, NoLeader)
+            if deadline - trio.current_time() <= pause_s:
+                break
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+        if is_doubtful:
+            raise UnknownOutcomeError(f"{op}: {words}")
+        raise DeadlineError(f"{op}: {words}", definite=True)
+
+    async def _try(
+        self, op: str, data: bytes, try_s: float, *, forgets: bool = False
+    ) -> _Question | None:
+        """Ask once, over whatever connection comes. None if nothing was sent.
+
+        With `forgets` the service is told when the wait is given up or cancelled.
+        """
+        question = None
+        call = Call(next(self._ids), op)
+        with trio.move_on_after(try_s):
+            peer = await self._connector.wait_open()
+            await trio.lowlevel.checkpoint_if_cancelled()
+            question = self._questions[call.id] = _Question()
+            try:
+                peer.post(encode(call), data)
+                await question.settled.wait()
+            finally:
+                self._questions.pop(call.id, None)
+                if forgets and not question.settled.is_set():
+                    peer.post(encode(Forget(call.id)))
+        return question
+
+    async def take(self, queue: str, wait_s: float) -> tuple[bool, LeasedJob | None]:
+        """Ask one time for a job: whether there was an answer, and it."""
+        timeout_s = wait_s + POLL_ANSWER_S
+        question = await self._try("take", encode((queue, wait_s)), timeout_s, forgets=True)
+        if question is None or question.reply is None or isinstance(question.reply, NoLeader):
+            return False, None
+        return True, question.result(LeasedJob | None)
+
+    def receive(self, reply: Reply, data: bytes) -> None:
+        """A reply came. It may come twice, or after its question was given up."""
+        question = self._questions.get(reply.id)
+        if question is not None and not question.settled.is_set():
+            question.reply, question.data = reply, data
+            question.settled.set()
+
+    def lost(self) -> None:
+        """The connection is gone: whoever waits tries again or gives up."""
+        for question in self._questions.values():
+            question.settled.set()
+
+
+class SimulatedWorkQueue(AskedQueue):
     """One process's handle of a queue. Nothing to close: leases end by themselves."""
 
     def __init__(
@@ -53,138 +157,50 @@ class SimulatedWorkQueue:
         payload_bytes_max: int,
         call_ids: Iterator[str],
     ) -> None:
+        super().__init__(name, payload_bytes_max=payload_bytes_max)
         self._caller = caller
         self._call_ids = call_ids
-        self._name, self._limits = name, limits
-        self._payload_bytes_max = payload_bytes_max
-
-    @property
-    def name(self) -> str:
-        """See `WorkQueue.name`."""
-        return self._name
+        self._limits = limits
 
     @property
     def limits(self) -> QueueLimits:
         """See `WorkQueue.limits`."""
         return self._limits
 
-    async def put(
-        self,
-        job_id: str,
-        payload: bytes,
-        *,
-        origin: JobOrigin = NO_ORIGIN,
-        timeout_s: float = 10.0,
-    ) -> PutResult:
-        """See `WorkQueue.put`."""
-        check_job_id(job_id)
-        if len(payload) > self._payload_bytes_max:
-            raise RequestError(
-                f"a job of {len(payload)} bytes; {self._payload_bytes_max} fit", param="payload"
-            )
-        try:
-            result, is_doubtful = await self._call(
-                "put", (job_id, bytes(payload), origin), PutResult, timeout_s
-            )
-        except OverloadedError as error:
-            raise OverloadedError(
-                error.message, bound="depth_max", value=self._limits.depth_max
-            ) from error
-        # A copy of our own earlier try, whose answer was lost, is no duplicate.
-        return PutResult.ADDED if is_doubtful else result
-
     async def take(self, *, wait_s: float) -> LeasedJob | None:
         """See `WorkQueue.take`."""
         give_up_at = trio.current_time() + wait_s
         while True:
             left_s = max(0.0, give_up_at - trio.current_time())
-            poll_s = min(left_s, POLL_S)
-            has_answer, job = await self._caller.ask_once(
-                "take",
-                (self._name, poll_s),
-                LeasedJob | None,
-                timeout_s=poll_s + POLL_ANSWER_S,
-                forget=lambda call_id: encode(Forget(call_id)),
-            )
+            has_answer, job = await self._caller.take(self._name, min(left_s, POLL_S))
             if job is not None or trio.current_time() >= give_up_at:
-                return job if isinstance(job, LeasedJob) else None
+                return job
             if not has_answer:
                 await trio.sleep(min(PAUSE_S, max(0.0, give_up_at - trio.current_time())))
 
-    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
-        """See `WorkQueue.extend`."""
-        result: Settlement = (await self._call("extend", (job.token,), Settlement, timeout_s))[0]
-        return result
-
-    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
-        """See `WorkQueue.ack`."""
-        arguments = (job.token, next(self._call_ids))
-        result: Settlement = (await self._call("ack", arguments, Settlement, timeout_s))[0]
-        return result
-
-    async def nak(
+    @override
+    async def _ask(
         self,
-        job: LeasedJob,
-        *,
-        delay_s: float = 0.0,
-        reason: str = "",
-        timeout_s: float = 10.0,
-    ) -> Settlement:
-        """See `WorkQueue.nak`."""
-        check_delay(delay_s)
-        arguments = (job.token, next(self._call_ids), delay_s, reason)
-        result: Settlement = (await self._call("nak", arguments, Settlement, timeout_s))[0]
-        return result
-
-    async def statistics(self) -> QueueStatistics:
-        """See `WorkQueue.statistics`."""
-        result: QueueStatistics = (await self._call("statistics", (), QueueStatistics))[0]
-        return result
-
-    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
-        """See `WorkQueue.dead_letters`."""
-        result: list[DeadLetter] = (
-            await self._call("dead_letters", (count_max,), list[DeadLetter])
-        )[0]
-        return result
-
-    async def dead_letter(self, job_id: str) -> DeadLetter | None:
-        """See `WorkQueue.dead_letter`."""
-        result: DeadLetter | None = (await self._call("dead_letter", (job_id,), DeadLetter | None))[
-            0
-        ]
-        return result
-
-    async def requeue(self, job_id: str) -> bool:
-        """See `WorkQueue.requeue`."""
-        done, is_doubtful = await self._call("requeue", (job_id,), bool)
-        return done or is_doubtful
-
-    async def purge_dead(self, job_id: str | None = None) -> int:
-        """See `WorkQueue.purge_dead`. What a try without an answer purged is not counted."""
-        result: int = (await self._call("purge_dead", (job_id,), int))[0]
-        return result
-
-    async def _call(
-        self,
-        op: str,
-        arguments: tuple[Any, ...],
-        kind: Any,
+        step: str,
+        kind: type[T],
+        *arguments: object,
         timeout_s: float = ADMINISTRATION_TIMEOUT_S,
-    ) -> tuple[Any, bool]:
-        return await _ask(self._caller, op, (self._name, *arguments), kind, timeout_s)
-
-
-async def _ask(
-    caller: Caller, op: str, arguments: tuple[Any, ...], kind: Any, timeout_s: float
-) -> tuple[Any, bool]:
-    try:
-        result = await caller.call(
-            op, arguments, kind, is_repeatable=True, writes=True, timeout_s=timeout_s
-        )
-    except ConnectError as error:
-        raise DeadlineError(error.message, definite=True) from error
-    return result.value, result.is_doubtful
+    ) -> T:
+        given = [self._name, *arguments]
+        if step in ("ack", "nak"):
+            # The broker knows a repetition by it.
+            given.insert(2, next(self._call_ids))
+        try:
+            result, is_doubtful = await self._caller.call(
+                step, tuple(given), kind, timeout_s=timeout_s
+            )
+        except OverloadedError as error:
+            bound = self._limits.depth_max
+            raise OverloadedError(error.message, bound="depth_max", value=bound) from error
+        # A copy of our own earlier try, whose answer was lost, is no duplicate.
+        done: dict[str, Any] = {"put": PutResult.ADDED, "requeue": True} if is_doubtful else {}
+        found: T = done.get(step, result)
+        return found
 
 
 @asynccontextmanager
@@ -198,10 +214,10 @@ async def open_queue(
 ) -> AsyncIterator[SimulatedWorkQueue]:
     """Open the queue called `name`; see `EventPlane.work_queue`.
 
-    `call_ids` tells the calls of all processes apart, so that the broker knows a repetition.
+    `call_ids` tells the calls of all processes apart.
     """
     check_queue_name(name)
-    in_force, _ = await _ask(caller, "open", (name, limits), QueueLimits, ADMINISTRATION_TIMEOUT_S)
+    in_force, _ = await caller.call("open", (name, limits), QueueLimits)
     yield SimulatedWorkQueue(
         caller, name, in_force, payload_bytes_max=payload_bytes_max, call_ids=call_ids
     )

@@ -98,10 +98,7 @@ class QueueShelf:
         name, *rest = given
         if op in ("extend", "ack", "nak"):
             return self._settle(op, name, rest, now)
-        model = self.model(name)
-        if op == "dead_letters":
-            return model.dead_letters(now=now, count_max=rest[0])
-        return getattr(model, op)(*rest, now=now)
+        return getattr(self.model(name), op)(*rest, now=now)
 
     def _settle(self, op: str, name: str, given: list[Any], now: float) -> Settlement:
         """`given` begins with the token; ack and nak go on with the id of the call, all tries alike."""
@@ -113,10 +110,7 @@ class QueueShelf:
         earlier_id, earlier = self._settled.get((name, token), ("", Settlement.STALE))
         if call_id == earlier_id:
             return earlier
-        if op == "nak":
-            settled = model.nak(token, now=now, delay_s=more[0], reason=more[1])
-        else:
-            settled = model.ack(token, now=now)
+        settled: Settlement = getattr(model, op)(token, *more, now=now)
         if settled is not Settlement.STALE:
             self._settled[name, token] = call_id, settled
             if len(self._settled) > SETTLED_MAX:

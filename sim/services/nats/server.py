@@ -21,16 +21,15 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Message
-from trinamo.runtime.protocol.streams.codec import Frame
 from trinamo.transports.memory.events import MemoryBroker, MemorySubscription
 
 from ...core.world import World
-from ..interception import DelayLine, Done
-from ..machine import Machine
-from ..peer import Peer
+from ..interception import Done
+from ..machine import Connection, Machine
 from ..wire import (
     Answer,
     Call,
@@ -39,7 +38,6 @@ from ..wire import (
     FromClient,
     NoLeader,
     Ping,
-    Pong,
     Publish,
     Refusal,
     Reply,
@@ -106,7 +104,7 @@ class SimulatedNats(Machine):
     async def _serve(self, stream: trio.SocketStream) -> None:
         peer_name, _ = await trio.socket.getnameinfo(stream.socket.getpeername(), 0)
         async with trio.open_nursery() as nursery:
-            connection = _Connection(self, Peer(stream), peer_name, nursery)
+            connection = _Connection(self, stream, peer_name, nursery)
             with connection.interests:
                 try:
                     await connection.peer.run(connection.receive)
@@ -143,16 +141,15 @@ class SimulatedNats(Machine):
         return Answer(call.id), encode(result)
 
 
-class _Connection:
+class _Connection(Connection):
     """One client, as the process sees it. `interests` holds its subscriptions."""
 
     def __init__(
-        self, nats: SimulatedNats, peer: Peer, peer_name: str, nursery: trio.Nursery
+        self, nats: SimulatedNats, stream: trio.SocketStream, client: str, nursery: trio.Nursery
     ) -> None:
-        self.peer = peer
+        super().__init__(nats, stream, client, nursery, service="nats", read=decode_from_client)
         self.interests = ExitStack()
-        self._nats, self._peer_name, self._nursery = nats, peer_name, nursery
-        self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
+        self._nats, self._nursery = nats, nursery
         self._subscriptions: dict[int, ExitStack] = {}
         self.interests.callback(self._leave_all)
 
@@ -160,22 +157,7 @@ class _Connection:
         for subscription in self._subscriptions.values():
             subscription.close()
 
-    def receive(self, frame: Frame) -> None:
-        """Take one frame in; it passes the interceptor first, unless it is a ping."""
-        header, data = frame
-        message = decode_from_client(header)
-        if isinstance(message, Ping):
-            self.peer.post(encode(Pong()))
-            return
-        self._nats.interceptor.admit(
-            self._requests,
-            lambda: self._do(message, data),
-            channel="nats.request",
-            peer=self._peer_name,
-            payload=message,
-            size=len(header) + len(data),
-        )
-
+    @override
     def _do(self, message: FromClient, data: bytes) -> None:
         match message:
             case Publish(subject, reply, headers):
@@ -214,19 +196,9 @@ class _Connection:
             self._send(header, message.payload, message)
             if subscription.dropped > dropped:
                 dropped = subscription.dropped
-                self._nats.world.note("nats.slow", client=self._peer_name, dropped=dropped)
+                self._nats.world.note("nats.slow", client=self.client, dropped=dropped)
             await self.peer.wait_room()
 
     def reply(self, op: str, reply: Reply, data: bytes = b"") -> None:
         """Answer a call."""
         self._send(encode(reply), data, Done(op, reply))
-
-    def _send(self, header: bytes, data: bytes, payload: Any) -> None:
-        self._nats.interceptor.admit(
-            self._replies,
-            lambda: self.peer.post(header, data),
-            channel="nats.reply",
-            peer=self._peer_name,
-            payload=payload,
-            size=len(header) + len(data),
-        )
