@@ -34,7 +34,7 @@ from ..protocol.events.snapshot import (
     decode_snapshot,
     encode_request,
 )
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import decoded
 from ..retries import Retries
 from .source import event_subject, snapshot_subject
 
@@ -268,10 +268,7 @@ class ReportFollower(Generic[T]):
 
     def receive(self, instance_id: str, body: bytes) -> None:
         """Take one report as it was published; raises `RemoteProtocolError` for nonsense."""
-        try:
-            report = self._decoder.decode(body)
-        except UNDECODABLE as error:
-            raise RemoteProtocolError(f"not a report: {error}") from error
+        report = decoded(self._decoder.decode, body, "not a report")
         self._take(instance_id, report)
 
     def _receive_snapshot(self, instance_id: str, bodies: tuple[bytes, ...]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import msgspec
 
-from ..errors import RequestError
+from ..errors import RemoteProtocolError, RequestError
+
+B = TypeVar("B")
+T = TypeVar("T")
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """For `except`: bytes that are not the type asked for, no UTF-8, or nested too deep.
@@ -15,6 +19,16 @@ UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 msgspec raises each of the three on peer input. Whoever catches them says whose bytes they were, by
 a `RemoteProtocolError` or `RequestError`.
 """
+
+
+def decoded(decode: Callable[[B], T], data: B, what: str) -> T:
+    """What `decode` makes of a peer's bytes; else `RemoteProtocolError`, whose text begins with `what`."""
+    try:
+        return decode(data)
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"{what}: {error}") from error
+
+
 _PATH: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*?)`")
 

@@ -34,7 +34,7 @@ from trinamo.runtime.protocol.transfer.access_page import (
     Expected,
 )
 from trinamo.runtime.protocol.transfer.description import ADDRESS_BYTES_MAX, MemoryDescription
-from trinamo.runtime.protocol.undecodable import UNDECODABLE
+from trinamo.runtime.protocol.undecodable import decoded
 
 SLOT_BYTES: Final = HEADER_BYTES + max(DIRECTORY_BYTES, BITMAP_BYTES_MAX)
 """What one job may read of an access page at a time."""
@@ -236,10 +236,7 @@ def pack_address(library: bytes, page: Memory, memory: Memory) -> bytes:
 
 def parse_remote(described: MemoryDescription) -> OneSidedRemote:
     """What `described` stands for; `RemoteProtocolError` if its address is none."""
-    try:
-        address = _decoder.decode(described.address)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"no address of {described.backend}: {error}") from error
+    address = decoded(_decoder.decode, described.address, f"no address of {described.backend}")
     if _sum(address.library, address.page, address.device) != address.total:
         raise RemoteProtocolError(f"a damaged address of {described.backend}")
     if not described.bases:

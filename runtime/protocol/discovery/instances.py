@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -105,10 +105,7 @@ def encode_instance(instance: Instance) -> bytes:
 
 def decode_instance(key: str, value: bytes) -> Instance:
     """The instance registered under `key`; `RemoteProtocolError` if the two do not fit."""
-    try:
-        instance = _decoder.decode(value)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{key}: not an instance: {error}") from error
+    instance = decoded(_decoder.decode, value, f"{key}: not an instance")
     if instance.key != key or not is_instance_id(instance.id):
         raise RemoteProtocolError(f"{key}: holds the instance {instance.endpoint}/{instance.id}")
     for transport, address in instance.transports.items():
@@ -167,10 +164,7 @@ def encode_frontend(entry: FrontendEntry) -> bytes:
 
 def decode_frontend(key: str, value: bytes) -> FrontendEntry:
     """The frontend registered under `key`; `RemoteProtocolError` if the two do not fit."""
-    try:
-        entry = _frontend_decoder.decode(value)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{key}: not a frontend: {error}") from error
+    entry = decoded(_frontend_decoder.decode, value, f"{key}: not a frontend")
     if frontend_key(entry.id) != key or len(entry.id) != _ID_DIGITS:
         raise RemoteProtocolError(f"{key}: holds the frontend {entry.id[:32]!r}")
     return entry

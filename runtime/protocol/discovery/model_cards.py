@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 from .instances import EndpointName, is_instance_id
 
 MODEL_PREFIX: Final = "models/"
@@ -57,10 +57,7 @@ def encode_card(card: ModelCard) -> bytes:
 
 def decode_card(key: str, value: bytes) -> ModelCard:
     """The card published under `key`; `RemoteProtocolError` if the two do not fit."""
-    try:
-        card = _decoder.decode(value)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{key}: not a model card: {error}") from error
+    card = decoded(_decoder.decode, value, f"{key}: not a model card")
     try:
         EndpointName.parse(card.endpoint)
     except RequestError as error:

@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 from .snapshot import WholeSnapshot
 
 BUFFERED_MAX: Final = 1024
@@ -47,10 +47,7 @@ def encode_event(event: SequencedEvent) -> bytes:
 
 def decode_event(payload: bytes) -> SequencedEvent:
     """Raises `RemoteProtocolError` for what is no event."""
-    try:
-        event = _event_decoder.decode(payload)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a sequenced event: {error}") from error
+    event = decoded(_event_decoder.decode, payload, "not a sequenced event")
     if event.sequence < (event.body is not None) or event.incarnation < 0:
         raise RemoteProtocolError(f"an event numbered {event.incarnation}/{event.sequence}")
     return event

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ...errors import OverloadedError, RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 
 PARTS_MAX: Final = 64
 
@@ -64,10 +64,7 @@ def encode_snapshot(snapshot: SequencedSnapshot) -> bytes:
 
 def decode_request(payload: bytes) -> SnapshotRequest:
     """Raises `RemoteProtocolError` for what is no request; more than `PARTS_MAX` parts are none."""
-    try:
-        request = _request_decoder.decode(payload)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a request for a snapshot: {error}") from error
+    request = decoded(_request_decoder.decode, payload, "not a request for a snapshot")
     if not 0 <= request.part < request.parts <= PARTS_MAX:
         raise RemoteProtocolError(f"a request for part {request.part} of {request.parts}")
     return request
@@ -75,10 +72,7 @@ def decode_request(payload: bytes) -> SnapshotRequest:
 
 def decode_snapshot(payload: bytes) -> SequencedSnapshot:
     """Raises `RemoteProtocolError` for what is no snapshot."""
-    try:
-        snapshot = _snapshot_decoder.decode(payload)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a snapshot: {error}") from error
+    snapshot = decoded(_snapshot_decoder.decode, payload, "not a snapshot")
     if snapshot.sequence < 0 or snapshot.incarnation < 0:
         raise RemoteProtocolError(f"a snapshot at {snapshot.incarnation}/{snapshot.sequence}")
     return snapshot

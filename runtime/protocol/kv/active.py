@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 from .names import HINT_BLOCKS_MAX
 
 _EVENTS_MAX: Final = 256
@@ -59,10 +59,7 @@ def encode_active(events: Sequence[ActiveEvent]) -> bytes:
 
 def decode_active(body: bytes) -> list[ActiveEvent]:
     """What was encoded; raises `RemoteProtocolError` for anything else."""
-    try:
-        return _decode(body)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"no requests under way: {error}") from error
+    return decoded(_decode, body, "no requests under way")
 
 
 def next_active(waiting: deque[ActiveEvent]) -> list[ActiveEvent]:

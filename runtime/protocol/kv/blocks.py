@@ -11,8 +11,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 from .events import Cleared, KvEvent, Removed, Stored
 from .names import joined_keys
 
@@ -67,7 +66,4 @@ class BlockSet:
 
 def decode_part(body: bytes) -> tuple[int, ...]:
     """The `block_keys` of one part of a snapshot; `RemoteProtocolError` if it is none."""
-    try:
-        return joined_keys(_decode(body).hashes)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a snapshot of KV blocks: {error}") from error
+    return joined_keys(decoded(_decode, body, "not a snapshot of KV blocks").hashes)

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ...errors import IncompatibleKvError, RemoteProtocolError, RequestError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 
 
 def encode_fingerprint(facts: Mapping[str, object]) -> str:
@@ -138,10 +138,7 @@ def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDesc
         raise RemoteProtocolError(
             f"a memory description of {len(data)} bytes; at most {DESCRIPTION_BYTES_MAX} are taken"
         )
-    try:
-        found = _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a memory description: {error}") from error
+    found = decoded(_decoder.decode, data, "not a memory description")
     buffers = len(found.bases) or 1
     whole = found.block_bytes * math.lcm(buffers, found.parts)
     if found.length % whole:
@@ -204,10 +201,7 @@ def decode_descriptions(data: bytes) -> dict[str, bytes]:
     """
     if len(data) > BACKENDS_MAX * DESCRIPTION_BYTES_MAX:
         raise RemoteProtocolError(f"descriptions of {len(data)} bytes")
-    try:
-        descriptions: list[bytes] = _list_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"no descriptions of memory: {error}") from error
+    descriptions: list[bytes] = decoded(_list_decoder.decode, data, "no descriptions of memory")
     offered: dict[str, bytes] = {}
     shapes: dict[tuple[int, int, int, str], None] = {}
     for each in descriptions:

@@ -20,7 +20,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 
 PEER_BYTES_MAX: Final = 512
 
@@ -123,7 +123,4 @@ def decode_peer(data: bytes) -> PeerDescriptor:
         raise RemoteProtocolError(
             f"a descriptor of {len(data)} bytes; at most {PEER_BYTES_MAX} are taken"
         )
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a peer's descriptor: {error}") from error
+    return decoded(_decoder.decode, data, "not a peer's descriptor")

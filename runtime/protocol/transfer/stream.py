@@ -33,7 +33,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 from .description import BLOCKS_MAX, NOTIFY_BYTES_MAX
 
 PREFIX: Final = struct.Struct(">II")
@@ -182,10 +182,7 @@ def encode_message(message: Message, data_bytes: int = 0) -> bytes:
 
 def decode_message(header: bytes | memoryview) -> _AnyMessage:
     """The message in one frame's header."""
-    try:
-        return _decoder.decode(header)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a transfer message: {error}") from error
+    return decoded(_decoder.decode, header, "not a transfer message")
 
 
 def pack_blocks(blocks: Sequence[int]) -> bytes:

@@ -32,7 +32,7 @@ from trinamo.runtime.protocol.queue.jobs import (
     JobOrigin,
     QueueLimits,
 )
-from trinamo.runtime.protocol.undecodable import UNDECODABLE
+from trinamo.runtime.protocol.undecodable import UNDECODABLE, decoded
 
 from .api import Number
 
@@ -74,10 +74,7 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(value: bytes) -> Record:
     """Raises `RemoteProtocolError` for what is no record."""
-    try:
-        return _decoder.decode(value)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a record of a work queue: {error}") from error
+    return decoded(_decoder.decode, value, "not a record of a work queue")
 
 
 # --- names and configurations -------------------------------------------------------------------
