@@ -24,8 +24,8 @@ from tests.servers import session_nats  # noqa: E402
 from trinamo.runtime.kv.events import KvEventSource  # noqa: E402
 from trinamo.runtime.kv.index import KvIndex  # noqa: E402
 from trinamo.runtime.protocol.discovery.instances import EndpointName  # noqa: E402
-from trinamo.runtime.protocol.kv.blocks import BlockSet  # noqa: E402
 from trinamo.runtime.protocol.kv.events import (  # noqa: E402
+    BlockSet,
     KvEvent,
     Removed,
     Stored,

@@ -49,8 +49,7 @@ from .errors import (
     UnsupportedTrio,
     Violation,
 )
-from .explore.picture import page_of
-from .explore.run import BadScenario
+from .explore.run import BadScenario, page_of
 from .faults import Fault, arm, heal_core
 from .isolation.guard import check_trio
 from .net.bus import Bus, Message, Verdict

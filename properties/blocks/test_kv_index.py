@@ -15,13 +15,14 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Message
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.blocks import BlockSet, decode_part
 from trinamo.runtime.protocol.kv.events import (
+    BlockSet,
     Cleared,
     KvEvent,
     Removed,
     Stored,
     decode_keys,
+    decode_part,
     encode_batch,
     next_batch,
 )

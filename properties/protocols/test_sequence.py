@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView, Step
-from trinamo.runtime.protocol.events.snapshot import WholeSnapshot
+from trinamo.runtime.protocol.events.sequence import (
+    SequencedEvent,
+    SequencedView,
+    Step,
+    WholeSnapshot,
+)
 
 FATES = st.sampled_from(["arrive", "lose", "repeat", "hold"])
 STEPS = st.lists(

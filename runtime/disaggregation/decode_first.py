@@ -56,8 +56,7 @@ from ..protocol.openai.generate import GenerateRequest
 from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
-from .flow import Filled, check_token, first_item, wait_end
-from .lending import Lending
+from .flow import Filled, Lending, check_token, first_item, wait_end
 from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
 
 MODE: Final = "decode_first"

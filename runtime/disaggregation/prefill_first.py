@@ -45,8 +45,7 @@ from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
 from ..sinks import Sleeper
-from .flow import Filled, check_token
-from .lending import Lending
+from .flow import Filled, Lending, check_token
 from .metrics import PrefillMetrics, PrefillOutcome
 
 MODE: Final = "prefill_first"

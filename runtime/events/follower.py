@@ -1,7 +1,6 @@
 """Numbered events, the other end: applied in order, and a snapshot asked for when one is missing.
 
-The publisher's end is `source.py`. The rules are in `protocol/events/sequence.py` and
-`protocol/events/snapshot.py`.
+The publisher's end is `source.py`; the rules are in `protocol/events/sequence.py`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from ..protocol.events.sequence import (
     SequenceCounts,
     SequencedEvent,
     SequencedView,
+    SnapshotAssembly,
     Step,
     Trouble,
-    decode_event,
-)
-from ..protocol.events.snapshot import (
-    SnapshotAssembly,
     WholeSnapshot,
+    decode_event,
     decode_snapshot,
     encode_request,
 )

@@ -17,11 +17,12 @@ from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane, Message
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.events.sequence import SequencedEvent, encode_event
-from ..protocol.events.snapshot import (
+from ..protocol.events.sequence import (
+    SequencedEvent,
     SequencedSnapshot,
     SnapshotRequest,
     decode_request,
+    encode_event,
     encode_snapshot,
 )
 from ..retries import Retries

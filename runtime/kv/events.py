@@ -20,8 +20,7 @@ from ..metrics.tallies import Registry
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.kv.blocks import BlockSet
-from ..protocol.kv.events import KvEvent, encode_batch, next_batch
+from ..protocol.kv.events import BlockSet, KvEvent, encode_batch, next_batch
 
 KV_TOPIC: Final = "kv2"
 """Named after its format: who speaks an older one neither hears this nor is heard."""

@@ -20,8 +20,7 @@ from ..events.source import topic_of
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.kv.blocks import decode_part
-from ..protocol.kv.events import Removed, Stored, decode_keys
+from ..protocol.kv.events import Removed, Stored, decode_keys, decode_part
 from ..protocol.kv.holders import BlockHolders
 from .events import KV_TOPIC
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trinamo.runtime.protocol.kv.blocks import BlockSet
+from trinamo.runtime.protocol.kv.events import BlockSet
 from trinamo.runtime.protocol.kv.names import block_keys
 
 from ..cluster.services import BROKER

@@ -17,7 +17,7 @@ from ..cluster.members import DROPPED
 from ..cluster.services import BROKER, STORE
 from ..cluster.workload import COMPLETE, RequestRecord
 from . import legs
-from .attempts import Attempt, attempts_of
+from .legs import Attempt, attempts_of
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome

@@ -20,7 +20,7 @@ from ..cluster.outcome import Outcome
 from ..cluster.plans import Scenario
 from ..core.choices import SeedChoices
 from ..core.trace import Row
-from ..report.attribution import host_name, request_of
+from ..report.events import host_name, request_of
 from ..scenario.driver import ClusterDriver
 from ..scenario.run import run_scenario
 from .services import MemoryServices

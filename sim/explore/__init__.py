@@ -10,9 +10,8 @@ report progress to a callback; the command line is elsewhere.
 from .bounded import Search, explore_bounded
 from .determinism import Determinism, check_determinism
 from .failure import BadFailureFile, Failure, Replay, load_failure, replay, save_failure
-from .picture import page_of
 from .pin import Pin, PinPoint, pin
-from .run import BadScenario, Finding, Play, Played, Run, Scenario, played, quietly, run
+from .run import BadScenario, Finding, Play, Played, Run, Scenario, page_of, played, quietly, run
 from .shrink import Shrunk, shrink
 from .swarm import Coverage, Failures, Progress, swarm
 

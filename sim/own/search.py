@@ -17,8 +17,7 @@ from typing_extensions import override
 from ..core.choices import Choice, Choices, ReplayChoices
 from ..errors import Violation
 from ..explore.failure import Failure, save_failure
-from ..explore.picture import page_of
-from ..explore.run import BadScenario, Played, Run, Scenario, played, quietly
+from ..explore.run import BadScenario, Played, Run, Scenario, page_of, played, quietly
 from ..explore.shrink import shrink as shrink_run
 from ..explore.swarm import NONDETERMINISM, Progress, swarm
 from .scenario import file_stem, function_in_file, is_own, label_of, standing_hints

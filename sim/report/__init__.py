@@ -4,8 +4,8 @@
 no font. What came from a trace or a failure file is data in it, never markup or script, and its
 content security policy lets only the page's own script run.
 
-Read in this order: `events.py` (rows to lifelines, messages and notes), `attribution.py` (which
-request a message belongs to), `document.py` (the file), `diagram.js`. What this package does not do:
+Read in this order: `events.py` (rows to lifelines, messages and notes, and which request a message
+belongs to), `document.py` (the file), `diagram.js`. What this package does not do:
 play a run (`explore/`).
 """
 

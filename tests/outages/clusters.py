@@ -27,8 +27,7 @@ from trinamo.transports.servers.binaries import (
     nats_command,
 )
 from trinamo.transports.servers.embedded import EmbeddedServer, supervised
-from trinamo.transports.servers.process import ask, etcd_is_ready, nats_is_ready
-from trinamo.transports.servers.scratch import scratch_directory
+from trinamo.transports.servers.process import ask, etcd_is_ready, nats_is_ready, scratch_directory
 
 POLL_S: Final = 0.05
 START_ATTEMPTS: Final = 3

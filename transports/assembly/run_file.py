@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import attrs
 
-from trinamo.transports.servers.scratch import scratch_parent
+from trinamo.transports.servers.process import scratch_parent
 
 FILE_BYTES_MAX: Final = 256 * 1024
 # The only folders that sweeping may remove: what the embedded servers make for themselves.

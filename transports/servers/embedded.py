@@ -31,13 +31,13 @@ from .process import (
     etcd_is_ready,
     log_tail,
     nats_is_ready,
+    scratch_directory,
     signal_group,
     spawn,
     terminate,
     wait_exit,
     wait_stopped,
 )
-from .scratch import scratch_directory
 
 _log = logging.getLogger(__name__)
 

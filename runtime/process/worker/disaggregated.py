@@ -15,8 +15,7 @@ from ...caller.client import Client
 from ...config.config import Config
 from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
 from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
-from ...disaggregation.flow import Flow
-from ...disaggregation.lending import Lending
+from ...disaggregation.flow import Flow, Lending
 from ...disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine

@@ -14,8 +14,7 @@ from tests.runtime.engines.loop.hosting import Gathering
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, DisaggregationLimits
-from trinamo.runtime.disaggregation.flow import Filled
-from trinamo.runtime.disaggregation.lending import Lending
+from trinamo.runtime.disaggregation.flow import Filled, Lending
 from trinamo.runtime.disaggregation.metrics import DecodeMetrics
 from trinamo.runtime.engines.handoff import Prompt
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host

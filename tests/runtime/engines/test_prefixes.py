@@ -29,8 +29,7 @@ from trinamo.runtime.caller.kv.hints import make_hint
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.mocker.engine import MockerOptions, expected_text, open_mocker_engine
 from trinamo.runtime.errors import EngineError
-from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import Cleared, KvEvent
+from trinamo.runtime.protocol.kv.events import BlockSet, Cleared, KvEvent
 from trinamo.runtime.protocol.kv.names import BlockNames, block_keys
 from trinamo.runtime.protocol.openai.generate import GenerateRequest, ModelCard
 

@@ -12,8 +12,7 @@ import trio.testing
 from tests.runtime.kv.indexing import TOPIC, A, B, C, D, cluster, hashes
 from trinamo.runtime.events.source import EventSource
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
-from trinamo.runtime.protocol.kv.blocks import BlockSet
-from trinamo.runtime.protocol.kv.events import Cleared, Removed, Stored, encode_batch
+from trinamo.runtime.protocol.kv.events import BlockSet, Cleared, Removed, Stored, encode_batch
 
 # --- bad publishers --------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import trio
 from trinamo.sim import Linearizability, Network, SeedChoices, World
 from trinamo.sim.core.trace import Row
 from trinamo.sim.report import BYTES_MAX, About, events_of, page
-from trinamo.sim.report.attribution import request_of
+from trinamo.sim.report.events import request_of
 
 
 def row(time_s: float, host: str, kind: str, /, **fields: object) -> Row:

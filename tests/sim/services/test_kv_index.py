@@ -15,7 +15,7 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName
-from trinamo.runtime.protocol.kv.blocks import BlockSet
+from trinamo.runtime.protocol.kv.events import BlockSet
 from trinamo.runtime.protocol.kv.names import block_keys
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services import SimulatedNats, open_simulated_nats

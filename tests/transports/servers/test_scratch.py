@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinamo.transports.servers.scratch import LOCK_NAME, scratch_directory
+from trinamo.transports.servers.process import LOCK_NAME, scratch_directory
 
 
 def age(directory: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_directory_is_gone_after_use(tmp_path: Path) -> None:
 def test_what_a_killed_owner_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     script = (
         "import os, pathlib\n"
-        "from trinamo.transports.servers.scratch import scratch_directory\n"
+        "from trinamo.transports.servers.process import scratch_directory\n"
         f"with scratch_directory('kind-', parent=pathlib.Path({str(tmp_path)!r})):\n"
         "    os.kill(os.getpid(), 9)\n"
     )

@@ -1,4 +1,4 @@
-"""The streams behind work queues: found, made, changed, counted."""
+"""The streams behind work queues: found, made, changed, counted; the register of leases, and the dead letters."""
 
 from __future__ import annotations
 
@@ -6,22 +6,41 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+import attrs
 import trio
 
-from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.protocol.queue.jobs import QueueLimits, QueueStatistics
+from trinamo.runtime.errors import EventPlaneError, UnavailableError
+from trinamo.runtime.protocol.queue.jobs import DeadLetter, QueueLimits, QueueStatistics
 
 from .api import (
+    WRONG_LAST_SEQUENCE,
     ConsumerInfo,
     JetStream,
     JetStreamError,
+    Purged,
     QueuePlane,
     R,
     Reply,
+    StoredMessage,
     StreamInfo,
     StreamPage,
 )
-from .records import StreamNames, consumer_config, queue_limits, stream_configs
+from .records import (
+    REQUEUED_HEADER,
+    Delivery,
+    Record,
+    RecordState,
+    StreamNames,
+    consumer_config,
+    dead_headers,
+    decode_record,
+    encode_record,
+    origin_headers,
+    queue_limits,
+    read_dead_headers,
+    read_origin,
+    stream_configs,
+)
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
@@ -92,3 +111,152 @@ async def read_statistics(
     depth = jobs.state.messages
     age_s = jobs.age_s(wall()) if depth else 0.0
     return QueueStatistics(depth, min(depth, consumer.num_ack_pending), dead.state.messages, age_s)
+
+
+TRIES_MAX: Final = 8
+_EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
+
+
+@attrs.define(eq=False)
+class Held:
+    """A lease of ours."""
+
+    delivery: Delivery
+    record: Record
+    revision: int
+    until: float
+    """When it has expired for certain, on trio's clock."""
+
+    def may_become(self, state: RecordState) -> bool:
+        if self.record.state != "leased":
+            return self.record.state == state  # Settled so already, but not to the end.
+        return trio.current_time() < self.until
+
+
+class Leases:
+    """Compare-and-set over a stream: a record's revision is the sequence of its message."""
+
+    def __init__(self, stream: JetStream, names: StreamNames) -> None:
+        self._stream = stream
+        self._names = names
+
+    async def read(self, job_id: str, *, deadline: float) -> tuple[Record | None, int]:
+        """The last record of `job_id` and its revision; None and 0 if there is none.
+
+        Asked of the stream's leader, so it is the last one.
+        """
+        query = {"last_by_subj": self._names.lease_subject(job_id)}
+        found = await self._stream.message(self._names.leases, query, deadline=deadline)
+        return (None, 0) if found is None else (decode_record(found.payload), found.sequence)
+
+    async def write(
+        self, job_id: str, record: Record, revision: int, *, deadline: float
+    ) -> int | None:
+        """Put `record` on top of `revision`; its own revision, or None if another was there.
+
+        A write whose answer was lost is found by its token and state when it is tried again, and
+        so is an extension of the same lease by another task, on top of which it goes then.
+        """
+        for _ in range(TRIES_MAX):
+            try:
+                stored, _ = await self._stream.store(
+                    self._names.lease_subject(job_id),
+                    encode_record(record),
+                    {_EXPECT: str(revision)},
+                    deadline=deadline,
+                )
+                return stored.seq
+            except JetStreamError as error:
+                if error.error_code != WRONG_LAST_SEQUENCE:
+                    raise
+            found, revision = await self.read(job_id, deadline=deadline)
+            if found is None or found.token != record.token:
+                return None
+            if found.state == record.state:
+                return revision
+            if found.state != "leased":
+                return None
+        raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
+
+
+class DeadLetters:
+    """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch."""
+
+    def __init__(self, stream: JetStream, names: StreamNames, wall: Callable[[], float]) -> None:
+        self._stream = stream
+        self._names = names
+        self._wall = wall
+
+    async def add(self, delivery: Delivery, attempts: int, reason: str, *, deadline: float) -> None:
+        """Keep a job; doing so twice keeps it once, because there is one message per id."""
+        await self._stream.store(
+            self._names.dead_subject(delivery.job_id),
+            delivery.payload,
+            dead_headers(attempts, reason) | origin_headers(delivery.origin),
+            deadline=deadline,
+        )
+
+    async def list(self, count_max: int, *, deadline: float) -> list[DeadLetter]:
+        """The oldest first."""
+        found: list[DeadLetter] = []
+        number = 1
+        while len(found) < count_max:
+            query = {"seq": number, "next_by_subj": self._names.dead_subject("*")}
+            message = await self._stream.message(self._names.dead, query, deadline=deadline)
+            if message is None:
+                break
+            found.append(self._letter(message))
+            number = message.sequence + 1
+        return found
+
+    async def get(self, job_id: str, *, deadline: float) -> DeadLetter | None:
+        """One of them."""
+        message = await self._find(job_id, deadline)
+        return None if message is None else self._letter(message)
+
+    async def requeue(self, job_id: str, *, deadline: float) -> bool:
+        """Put a dead letter back among the jobs; whether there was one.
+
+        Raises `JetStreamError` if it is refused, also because the id is in the queue again.
+        Interrupted in between it may be in both places; doing it again mends that.
+        """
+        message = await self._find(job_id, deadline)
+        if message is None:
+            return False
+        # An id of its own, because the job's is still remembered as put.
+        headers = {"Nats-Msg-Id": f"{job_id}.requeued.{message.sequence}", REQUEUED_HEADER: "1"}
+        await self._stream.store(
+            self._names.job_subject(job_id),
+            message.payload,
+            headers | origin_headers(read_origin(message.headers)),
+            deadline=deadline,
+        )
+        await self.remove(message.sequence, deadline=deadline)
+        return True
+
+    async def remove(self, sequence: int, *, deadline: float) -> None:
+        """Forget one message; none is no error."""
+        await self._stream.find(
+            f"STREAM.MSG.DELETE.{self._names.dead}",
+            {"seq": sequence, "no_erase": True},
+            Reply,
+            deadline=deadline,
+        )
+
+    async def purge(self, job_id: str | None, *, deadline: float) -> int:
+        """Forget one, or all; how many there were."""
+        query = {} if job_id is None else {"filter": self._names.dead_subject(job_id)}
+        answer = await self._stream.call(
+            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=deadline
+        )
+        return answer.purged
+
+    async def _find(self, job_id: str, deadline: float) -> StoredMessage | None:
+        query = {"last_by_subj": self._names.dead_subject(job_id)}
+        return await self._stream.message(self._names.dead, query, deadline=deadline)
+
+    def _letter(self, message: StoredMessage) -> DeadLetter:
+        attempts, reason = read_dead_headers(message.headers)
+        job_id = message.subject.rpartition(".")[2]
+        dead_s = max(0.0, self._wall() - message.stored_s)
+        return DeadLetter(job_id, message.payload, attempts, reason, dead_s)

@@ -2,7 +2,7 @@
 
 `open_work_queue` makes the streams and yields a `NatsWorkQueue`. Its methods run in trio and ask
 JetStream by requests over the event plane (`api.py`); deliveries come by `fetching.py`,
-dead letters are in `dead.py`.
+leases and dead letters are in `streams.py`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 
 from .api import JetStream, JetStreamError, QueuePlane, Reply
-from .dead import DeadLetters
 from .fetching import Fetcher
-from .leases import Held, Leases
 from .records import (
     Bury,
     Delivery,
@@ -59,6 +57,9 @@ from .records import (
 )
 from .streams import (
     ADMINISTRATION_TIMEOUT_S,
+    DeadLetters,
+    Held,
+    Leases,
     existing_limits,
     make_streams,
     read_statistics,

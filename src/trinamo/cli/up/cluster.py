@@ -32,7 +32,7 @@ from trinamo.runtime.process.stopping import StopRequest
 from trinamo.transports.assembly.planes import embedded_etcd, embedded_nats
 from trinamo.transports.assembly.run_file import ProcessEntry, RunFile, find_runs, process_started
 from trinamo.transports.openai.client import fetch
-from trinamo.transports.servers.scratch import scratch_directory
+from trinamo.transports.servers.process import scratch_directory
 
 from ..children.child import Child, end_all, wait_all_ready
 from ..children.hangs import watch_for_hangs

@@ -10,20 +10,18 @@ from trinamo.runtime.protocol.events import sequence
 from trinamo.runtime.protocol.events.sequence import (
     OUTDATED_ANSWERS_MAX,
     OUTDATED_EVENTS_MAX,
+    PARTS_MAX,
     SequenceCounts,
     SequencedEvent,
-    SequencedView,
-    decode_event,
-    encode_event,
-)
-from trinamo.runtime.protocol.events.snapshot import (
-    PARTS_MAX,
     SequencedSnapshot,
+    SequencedView,
     SnapshotAssembly,
     SnapshotRequest,
     WholeSnapshot,
+    decode_event,
     decode_request,
     decode_snapshot,
+    encode_event,
     encode_request,
 )
 

@@ -10,15 +10,16 @@ import pytest
 
 from tests.runtime.kv.naming import block_hashes
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.kv.blocks import BlockSet, decode_part
 from trinamo.runtime.protocol.kv.events import (
     BATCH_EVENTS_MAX,
     BATCH_HASHES_MAX,
+    BlockSet,
     Cleared,
     KvEvent,
     Removed,
     Stored,
     decode_keys,
+    decode_part,
     encode_batch,
     next_batch,
 )
