@@ -232,7 +232,7 @@ class Consumer(Generic[T]):
         try:
             if not self._is_draining.is_set():
                 await self._attempt(work)
-            # The lease's rest is there to say that the work is done, also if the broker is away.
+            # Keep trying to ack until the lease ends, also while the broker is away.
             left_s = lease.left_s(trio.current_time())
             outcome = await self._settle(work, max(self._limits.settle_timeout_s, left_s))
         except BaseException:

@@ -46,6 +46,22 @@ class ClusterPlan:
     engine: MockerOptions = attrs.Factory(MockerOptions)
     ready_timeout_s: float = 10.0
 
+    @property
+    def clients(self) -> list[ClientProfile]:
+        """What each client host does, in the order of their numbers."""
+        return [profile for profile in self.workload for _ in range(profile.clients)]
+
+    def names(self, kind: str) -> list[str]:
+        """The hosts of a kind: `frontend`, `prefill`, `worker` or `client`."""
+        counts = {"frontend": self.frontends, "prefill": self.prefills, "worker": self.workers}
+        return [f"{kind}{number}" for number in range(counts.get(kind, len(self.clients)))]
+
+    @property
+    def host_names(self) -> list[str]:
+        """Every host of a cluster of this plan."""
+        kinds = ("frontend", "prefill", "worker", "client")
+        return [STORE, BROKER, *(name for kind in kinds for name in self.names(kind))]
+
 
 class Cluster:
     """The hosts of one run. Make it before `world.run`, then `await start()` inside it."""
@@ -65,15 +81,10 @@ class Cluster:
         """The present life of every frontend, worker and caller host."""
         self.records: list[RequestRecord] = []
         """Every request asked, in order."""
-        self.frontends = [f"frontend{n}" for n in range(plan.frontends)]
-        self.prefills = [f"prefill{n}" for n in range(plan.prefills)]
-        self.workers = [f"worker{n}" for n in range(plan.workers)]
+        self.frontends, self.prefills = plan.names("frontend"), plan.names("prefill")
+        self.workers, self.clients = plan.names("worker"), plan.names("client")
         self.memory = ClusterMemory(world, network, plan.memory)
-        self._profiles: dict[str, ClientProfile] = {}
-        for profile in plan.workload:
-            for _ in range(profile.clients):
-                self._profiles[f"client{len(self._profiles)}"] = profile
-        self.clients = list(self._profiles)
+        self._profiles = dict(zip(self.clients, plan.clients, strict=True))
 
     @property
     def store(self) -> NotedStore:
@@ -83,7 +94,7 @@ class Cluster:
     @property
     def hosts(self) -> list[str]:
         """The names of all hosts."""
-        return [STORE, BROKER, *self.frontends, *self.servers, *self.clients]
+        return self.plan.host_names
 
     @property
     def servers(self) -> list[str]:

@@ -116,7 +116,7 @@ class ClusterMemory:
         # One checksum on every machine, and no way through the real kernel.
         options = TransferOptions(tcp=tcp_options, checksum="crc32", slice_bytes=SLICE_BYTES)
         async with AsyncExitStack() as stack:
-            # First and so closed last: who is refused at its port takes the process for dead.
+            # Opened first, closed last: a refused port means a dead process.
             tcp = await stack.enter_async_context(open_transfer_plane(options, env))
             planes: list[TransferPlane] = []
             for backend in self.plan.backends:

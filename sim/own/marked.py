@@ -40,7 +40,7 @@ class Options:
 
 
 class MarkedTest(Scenario):
-    """One test with the fixtures it was given; in a failure file its name stands for it."""
+    """One test with the fixtures it was given. A failure file holds its name in its place."""
 
     def __init__(
         self,

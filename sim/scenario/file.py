@@ -38,7 +38,6 @@ from ..cluster.plans import (
     QueuePlan,
     Scenario,
 )
-from ..cluster.services import BROKER, STORE
 from ..cluster.workload import ClientProfile
 from ..core.scheduler import Policy
 from ..mutants import BUGS
@@ -181,7 +180,7 @@ class _Reader:
             self._byzantine(each, number, cluster)
             for number, each in enumerate(self._tables(table, "byzantine"))
         )
-        hosts = [*host_names(cluster), *(f"byzantine{number}" for number in range(len(byzantines)))]
+        hosts = [*cluster.host_names, *(f"byzantine{number}" for number in range(len(byzantines)))]
         return Scenario(
             name=table["name"],
             about=table["about"],
@@ -229,7 +228,7 @@ class _Reader:
         )
         for number, profile in enumerate(load):
             if profile.via == "http":
-                self._check_host("workload", number, "to", profile.to, host_names(plan))
+                self._check_host("workload", number, "to", profile.to, plan.host_names)
         return plan
 
     def _check_host(self, header: str, number: int, key: str, name: str, hosts: list[str]) -> None:
@@ -241,7 +240,7 @@ class _Reader:
     ) -> ByzantineClient:
         byzantine = self._build(ByzantineClient, table, "byzantine", number)
         self._check_word("byzantine", number, "act", "act", byzantine.act, ACTS)
-        self._check_host("byzantine", number, "to", byzantine.to, host_names(cluster))
+        self._check_host("byzantine", number, "to", byzantine.to, cluster.host_names)
         return byzantine
 
     def _links(self, table: Mapping[str, Any], hosts: list[str]) -> Iterable[LinkPlan]:
@@ -299,16 +298,3 @@ class _Reader:
 def _key_of(line: str) -> str:
     key, equals, _ = line.partition("=")
     return key.strip().strip('"') if equals else ""
-
-
-def host_names(plan: ClusterPlan) -> list[str]:
-    """Every host of a cluster of this plan."""
-    clients = sum(profile.clients for profile in plan.workload)
-    return [
-        STORE,
-        BROKER,
-        *(f"frontend{number}" for number in range(plan.frontends)),
-        *(f"prefill{number}" for number in range(plan.prefills)),
-        *(f"worker{number}" for number in range(plan.workers)),
-        *(f"client{number}" for number in range(clients)),
-    ]

@@ -122,8 +122,8 @@ class MooncakeBackend:
     async def close(self) -> bool:
         """End the threads, give all memory back and destroy the engine if it is our own.
 
-        Nothing of it if a thread is stuck in a call. Whether bytes may still move: there, and by
-        calls that were left behind with an engine that stays.
+        Does nothing if a thread is stuck. Returns whether bytes may still move: by that thread's
+        call, or by calls that were left behind with an engine that stays.
         """
         self._workers.stop()
         # One bound for all threads, however many are stuck in a call.

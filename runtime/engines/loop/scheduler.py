@@ -201,7 +201,7 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def hopeless(self) -> list[TokenSequence]:
+    def unschedulable(self) -> list[TokenSequence]:
         """Those waiting that could not run even alone, because too many blocks are quarantined."""
         usable = self.pool.usable_count
         if usable == self.pool.block_count:
@@ -221,7 +221,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Free what the dead hold, then decide the next step; no work means nobody can run."""
-        self._bury()
+        self._reap()
         work: list[Work] = []
         preemptions = self.preemptions
         budget = self._grow_running(work, self._step_tokens_max)
@@ -256,7 +256,7 @@ class Scheduler:
         self._store(sequence)
         sequence.token_ids.append(token_id)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         for sequence in self._dead:
             if sequence.state is SequenceState.RUNNING:
                 self.running.remove(sequence)

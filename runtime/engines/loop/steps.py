@@ -151,7 +151,7 @@ class StepLoop:
                 if answer.sequence in self._asked:
                     self._send(answer, answer.text.finish(), FinishReason.STOP)
                     self._cancel(answer)
-            self._end_hopeless()
+            self._end_unschedulable()
             plan = self._scheduler.plan()
             for sequence in plan.pinned:
                 asked = self._asked[sequence]
@@ -165,7 +165,7 @@ class StepLoop:
             for work, token_id in zip(plan.work, token_ids, strict=True):
                 self._deliver(work, token_id)
             # The plan itself may have found that the last one running has outgrown the pool.
-            if not plan.work and not self._scheduler.hopeless():
+            if not plan.work and not self._scheduler.unschedulable():
                 await self._wakeup.wait()
 
     async def _compute(self, plan: Plan) -> list[int | None]:
@@ -199,9 +199,9 @@ class StepLoop:
     def _wake(self) -> None:
         self._wakeup.set()
 
-    def _end_hopeless(self) -> None:
+    def _end_unschedulable(self) -> None:
         pool = self._scheduler.pool
-        for sequence in self._scheduler.hopeless():
+        for sequence in self._scheduler.unschedulable():
             failure = OverloadedError(
                 f"{pool.quarantined_count} of {pool.block_count} KV blocks are lost to transfers"
                 " that could not be stopped; what is left does not hold this sequence",

@@ -135,7 +135,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def ask_bytes_max_for(context_tokens_max: int) -> int:
-    """How long an encoded `PrefillAsk` for a model of that context is at most: it has no text."""
+    """Upper bound of an encoded `PrefillAsk`, which carries token ids and no text."""
     tokens_bytes = context_tokens_max * _TOKEN_ID_BYTES_MAX
     return tokens_bytes + _SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
 

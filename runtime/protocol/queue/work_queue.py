@@ -257,7 +257,7 @@ class WorkQueueModel:
         job.token = ""
         if job.attempt >= self.limits.attempts_max:
             del self._jobs[job.id]
-            self._bury(job, reason[:REASON_CHARS_MAX], now)
+            self._dead_letter(job, reason[:REASON_CHARS_MAX], now)
             return Settlement.DEAD
         if ready_at > now:
             job.state = _State.DELAYED
@@ -266,7 +266,7 @@ class WorkQueueModel:
             self._make_ready(job)
         return Settlement.APPLIED
 
-    def _bury(self, job: _Job, reason: str, now: float) -> None:
+    def _dead_letter(self, job: _Job, reason: str, now: float) -> None:
         self.counts.died += 1
         self._dead.pop(job.id, None)
         self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, reason, now, job.origin)

@@ -231,7 +231,7 @@ class NatsWorkQueue:
                 case Bury(attempts, reason, is_recorded):
                     dead = self._record(delivery, "dead", attempts, reason=reason)
                     if is_recorded or await self._write(delivery, dead, revision, until):
-                        await self._bury(delivery, dead, until)
+                        await self._dead_letter(delivery, dead, until)
                         return None
                 case Lease(attempt):
                     leased = self._record(delivery, "leased", attempt)
@@ -261,7 +261,7 @@ class NatsWorkQueue:
     ) -> int | None:
         return await self._leases.write(delivery.job_id, record, revision, deadline=deadline)
 
-    async def _bury(self, delivery: Delivery, dead: Record, deadline: float) -> None:
+    async def _dead_letter(self, delivery: Delivery, dead: Record, deadline: float) -> None:
         """Move a job, whose record says that it is dead, to the dead letters."""
         await self._dead.add(delivery, dead.attempt, dead.reason, deadline=deadline)
         await self._confirm(delivery, _ACK, deadline)
@@ -303,7 +303,7 @@ class NatsWorkQueue:
         if held is None:
             return Settlement.STALE
         if is_last:
-            await self._bury(held.delivery, held.record, deadline)
+            await self._dead_letter(held.delivery, held.record, deadline)
         else:
             word = _NAK + (b' {"delay": %d}' % int(delay_s * _NS) if delay_s else b"")
             await self._confirm(held.delivery, word, deadline)

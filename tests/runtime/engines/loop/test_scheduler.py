@@ -184,19 +184,19 @@ def test_blocks_that_a_transfer_may_touch_make_no_room() -> None:
     assert shares(step(scheduler)) == {new: 8}
 
 
-def test_a_sequence_that_quarantine_left_no_room_for_is_hopeless() -> None:
+def test_a_sequence_that_quarantine_left_no_room_for_is_unschedulable() -> None:
     scheduler = make_scheduler(blocks=4)
     short, long = make_sequence(4, 16), make_sequence(11, 16)
     scheduler.submit(short)
     scheduler.submit(long)
-    assert scheduler.hopeless() == []
+    assert scheduler.unschedulable() == []
     lost = scheduler.pool.take(2)
     assert lost is not None
     scheduler.pool.lease(lost)
     scheduler.pool.quarantine(lost)
-    assert scheduler.hopeless() == [long]
+    assert scheduler.unschedulable() == [long]
     scheduler.end(long)
-    assert scheduler.hopeless() == []
+    assert scheduler.unschedulable() == []
     assert shares(step(scheduler)) == {short: 4}
 
 
