@@ -28,7 +28,8 @@ from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
-from .client import CONNECTION_ERRORS, NatsClient, NatsOptions, abort, say_goodbye, settle, wait_for
+from .client import CONNECTION_ERRORS, NatsClient, abort, say_goodbye, settle, wait_for
+from .options import NatsOptions
 from .outbox import Interest, Line
 
 with warnings.catch_warnings():

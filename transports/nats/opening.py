@@ -11,7 +11,7 @@ from trinamo.runtime.config.planes import NatsConfig, need_servers
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.nurseries import open_nursery
 
-from .client import NatsOptions, tls_context
+from .options import NatsOptions, tls_context
 from .plane import NatsEventPlane
 
 
