@@ -1,6 +1,6 @@
 """The instances of one endpoint: one table of records, and what becomes of each.
 
-Everything here is synchronous. `router.py` feeds discovery in and chooses, `liveness.py` is the task
+Everything but `InstanceReports` is synchronous. `router.py` feeds discovery in and chooses, `liveness.py` is the task
 of each record (`record.py`); whatever either finds out goes through `Instances`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,14 +17,18 @@ from msgspec.structs import replace
 
 from ..env import Env
 from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableError
+from ..events.follower import ReportFollower
+from ..events.load import LoadReport
+from ..events.source import topic_of
+from ..events.status import WorkerState
 from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics
+from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.presence import Fault, InFlight, Presence, Sign
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
-from .reports import InstanceReports
 
 _WHY: Final = {
     Sign.LAPSED: ("left", "left discovery and has fallen silent", SilentError),
@@ -398,3 +402,57 @@ class Instances:
         """The requests under way to an instance, as far as is known."""
         record = self.get(instance_id)
         return 0 if record is None else record.load
+
+
+class InstanceReports:
+    """What instances say of themselves over the event plane: load, and state.
+
+    Follows those that `find` knows, and writes it into their records. Only under the policies that ask
+    for it (`TOLD_LOAD`); the worker's end is `worker/reports.py`.
+    `on_draining` is called with the record of one that has said that it drains.
+    """
+
+    def __init__(
+        self,
+        events: EventPlane,
+        endpoint: EndpointName,
+        find: Callable[[str], InstanceRecord | None],
+        on_draining: Callable[[InstanceRecord], None],
+    ) -> None:
+        self._find, self._on_draining = find, on_draining
+
+        def follows(instance_id: str) -> bool:
+            return find(instance_id) is not None
+
+        self.loads = ReportFollower(
+            events, topic_of("load", endpoint), LoadReport, follows=follows, take=self._take_load
+        )
+        self.states = ReportFollower(
+            events,
+            topic_of("status", endpoint),
+            WorkerState,
+            follows=follows,
+            take=self._take_state,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow until cancelled."""
+        async with open_nursery() as nursery:
+            await nursery.start(self.loads.follower.run)
+            await nursery.start(self.states.follower.run)
+            task_status.started()
+
+    def forget(self, instance_id: str) -> None:
+        """The instance has left."""
+        self.loads.follower.forget(instance_id)
+        self.states.follower.forget(instance_id)
+
+    def _take_load(self, instance_id: str, report: LoadReport) -> None:
+        record = self._find(instance_id)
+        if record is not None:
+            record.report, record.reported_at = report, trio.current_time()
+
+    def _take_state(self, instance_id: str, state: WorkerState) -> None:
+        record = self._find(instance_id)
+        if record is not None and state is WorkerState.DRAINING:
+            self._on_draining(record)

@@ -47,11 +47,10 @@ from ..protocol.discovery.presence import InFlight, Presence, Sign
 from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
 from ..protocol.kv.names import RoutingHint
 from ..retries import Retries
-from .instances import Instances
+from .instances import InstanceReports, Instances
 from .kv.routing import KvRouting
 from .liveness import Monitor, Route, best_route
 from .record import InstanceStatus
-from .reports import InstanceReports
 
 _log = logging.getLogger("trinamo.router")
 WAITING_MAX: Final = 1000
