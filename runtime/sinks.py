@@ -90,6 +90,27 @@ class Sleeper:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
+class Changes:
+    """Any number of tasks that wait for the next change. One that nobody waits for is not remembered."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: trio.Event | None = None
+
+    def notify(self) -> None:
+        """Something has changed: let all of them go on; no checkpoint."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    async def wait(self) -> None:
+        """Sleep until `notify`. Safe to cancel."""
+        if self._event is None:
+            self._event = trio.Event()
+        await self._event.wait()
+
+
 class Ending:
     """The end of one stream, for the one task that sleeps until it is reached."""
 

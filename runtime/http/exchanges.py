@@ -21,6 +21,7 @@ import trio
 from ..env import draw_id
 from ..errors import LocalProtocolError, RequestError
 from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
+from ..sinks import Changes
 from .bodies import Body, check_length
 from .status import ErrorAnswer, MediaTypeError
 
@@ -92,7 +93,7 @@ class HttpExchange(abc.ABC):
         self.is_body_complete = False
         """All of it has arrived."""
         self._on_gone: Callable[[], None] | None = None
-        self._changed: trio.Event | None = None
+        self._changed = Changes()
 
     # --- the request ---------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class HttpExchange(abc.ABC):
         while not (self.body or self.is_body_complete):
             if self.is_gone:
                 raise ClientGoneError
-            await self._wait_change()
+            await self._changed.wait()
 
     # --- the client ----------------------------------------------------------------------------
 
@@ -164,17 +165,7 @@ class HttpExchange(abc.ABC):
     async def wait_over(self) -> None:
         """Return once the answer is complete, or the client is gone."""
         while not (self.is_finished or self.is_gone):
-            await self._wait_change()
-
-    async def _wait_change(self) -> None:
-        if self._changed is None:
-            self._changed = trio.Event()
-        await self._changed.wait()
-
-    def _notify(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+            await self._changed.wait()
 
     # --- the connection's side -----------------------------------------------------------------
 
@@ -186,7 +177,7 @@ class HttpExchange(abc.ABC):
         listener, self._on_gone = self._on_gone, None
         if listener is not None:
             listener()
-        self._notify()
+        self._changed.notify()
 
     def release(self) -> None:
         """Whoever answers is done, and told nothing more: the two would keep each other alive."""

@@ -13,10 +13,10 @@ answered and which model come from the scope (`fields.py`).
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any, Final
 
 from ..env import Clock
+from .notices import Throttle
 from .text import cut, mask_text
 
 ACCESS_LOGGER: Final = "trinamo.access"
@@ -65,8 +65,7 @@ class AccessLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._log = logging.getLogger(ACCESS_LOGGER)
-        self._cheap: dict[tuple[int, str], tuple[float, int]] = {}
-        """When the next line about such a refusal may be written, and how many were not since the last."""
+        self._cheap = Throttle(1.0)
 
     def now(self) -> float:
         """The time that durations are measured with."""
@@ -97,12 +96,9 @@ class AccessLog:
             return
         if is_cheap or outcome == STRANGER:
             # Whoever is sent away may come as often as he likes: he costs a line a second.
-            now = self._clock.now()
-            begins_at, held_back = self._cheap.get((status, outcome), (-math.inf, 0))
-            if now < begins_at:
-                self._cheap[status, outcome] = begins_at, held_back + 1
+            held_back = self._cheap.admit((status, outcome), self._clock.now())
+            if held_back is None:
                 return
-            self._cheap[status, outcome] = now + 1, 0
             if held_back:
                 fields["held_back"] = held_back
         told = {

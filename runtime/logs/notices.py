@@ -8,6 +8,8 @@ followed.
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Hashable
 from typing import Any, Final
 
 import trio
@@ -18,16 +20,34 @@ _INTERVAL_S: Final = 5.0
 _KINDS_MAX: Final = 64
 
 
-class LogNotices:
-    """Rate-limited lines on one logger, counted by kind.
+class Throttle:
+    """A line of each kind in so many seconds; the others are counted.
 
     A kind is a constant of the code: of more than 64 the oldest is forgotten.
     """
 
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+        """When the next line of each may be written, and how many were not since the last."""
+
+    def admit(self, kind: Hashable, now: float) -> int | None:
+        """How many were held back before a line that may be written; None if this one is, too."""
+        next_at, held_back = self._kinds.get(kind, (-math.inf, 0))
+        if now < next_at:
+            self._kinds[kind] = next_at, held_back + 1
+            return None
+        if kind not in self._kinds and len(self._kinds) >= _KINDS_MAX:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = now + self._interval_s, 0
+        return held_back
+
+
+class LogNotices:
+    """Rate-limited lines on one logger, counted by kind."""
+
     def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._next: dict[str, float] = {}
-        self._held_back: dict[str, int] = {}
+        self._logger, self._throttle = logger, Throttle(_INTERVAL_S)
 
     def warn(self, kind: str, detail: object) -> None:
         """Log `kind: detail`, unless that kind was logged less than the interval ago."""
@@ -35,18 +55,10 @@ class LogNotices:
 
     def log(self, level: int, kind: str, detail: object) -> None:
         """The same at another level."""
-        now = trio.current_time()
-        if now < self._next.get(kind, now):
-            self._held_back[kind] = self._held_back.get(kind, 0) + 1
-            return
-        if kind not in self._next and len(self._next) >= _KINDS_MAX:
-            oldest = next(iter(self._next))
-            del self._next[oldest]
-            self._held_back.pop(oldest, None)
-        self._next[kind] = now + _INTERVAL_S
-        count = self._held_back.pop(kind, 0)
-        more = f" ({count} more since the last line)" if count else ""
-        self._logger.log(level, "%s: %s%s", kind, detail, more)
+        count = self._throttle.admit(kind, trio.current_time())
+        if count is not None:
+            more = f" ({count} more since the last line)" if count else ""
+            self._logger.log(level, "%s: %s%s", kind, detail, more)
 
 
 class InstanceLog:

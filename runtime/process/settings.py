@@ -31,6 +31,7 @@ from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ..protocol.undecodable import UNDECODABLE
 from ..retries import Retries
+from ..sinks import Changes
 
 _log = logging.getLogger("trinamo.settings")
 
@@ -179,7 +180,7 @@ class Settings:
         self._control = control
         self._by_key = {setting.key: setting for setting in settings.values()}
         self._values: dict[str, Any] = {}
-        self._changed = trio.Event()
+        self._changed = Changes()
         self._loaded = trio.Event()
         self._refused = metrics.counts(
             "settings_refused", "Values in the control plane that were refused", "setting"
@@ -259,8 +260,7 @@ class Settings:
         for listener in self._listeners:
             listener()
         self._loaded.set()
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
 
     def _put(self, entry: Entry) -> None:
         setting = self._by_key.get(entry.key)

@@ -12,6 +12,7 @@ import trio
 from trinamo.runtime.http.exchanges import ClientGoneError, Headers, HttpExchange
 from trinamo.runtime.http.transport import Receive, Scope, Send
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.sinks import Changes
 
 from .carried import CarriedExchange, CarriedHead
 from .refusals import Dates
@@ -143,26 +144,22 @@ class _AsgiCarrier:
         self._head: MutableMapping[str, Any] | None = None
         self._is_over = False
         """The server has the end of the answer: it says then, too, that the client has left."""
-        self._changed = trio.Event()
+        self._changed = Changes()
 
     def send_head(self, _: int, status: int, headers: Headers) -> None:
         # It says itself that a body is asked for.
         if status >= 200:
             self._head = {"type": "http.response.start", "status": status, "headers": headers}
-            self._notify()
+            self._changed.notify()
 
     def send_body(self, _: CarriedExchange) -> None:
-        self._notify()
+        self._changed.notify()
 
     def grant(self, _: int, __: int) -> None:
-        self._notify()
+        self._changed.notify()
 
     def reset(self, stream: CarriedExchange) -> None:
         stream.leave()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def read(self, exchange: CarriedExchange) -> None:
         """Take the body as fast as it is read, and then see the client leave."""
@@ -175,7 +172,7 @@ class _AsgiCarrier:
                 await self._changed.wait()
         if not self._is_over:
             exchange.leave()
-            self._notify()
+            self._changed.notify()
 
     async def write(self, exchange: CarriedExchange) -> None:
         """Send what there is, in as few messages as that takes."""

@@ -98,12 +98,12 @@ class CarriedExchange(HttpExchange):
         """A piece of the body came; it took `size` of what the client may send."""
         self.body += data
         self._ungranted += size
-        self._notify()
+        self._changed.notify()
 
     def end_input(self) -> None:
         """The body is complete."""
         self.is_body_complete = True
-        self._notify()
+        self._changed.notify()
 
     def _taken(self) -> None:
         size, self._ungranted = self._ungranted, 0
@@ -129,7 +129,7 @@ class CarriedExchange(HttpExchange):
         data = self._check(data, is_last=True)
         self.is_finished = True
         self._keep(data)
-        self._notify()
+        self._changed.notify()
 
     def _send_head(self, length: int | None) -> None:
         headers, length = self._open(length)
@@ -157,11 +157,11 @@ class CarriedExchange(HttpExchange):
 
     async def sent(self) -> None:
         while not self.is_gone and (self.outgoing or (self.is_finished and not self.is_sent)):
-            await self._wait_change()
+            await self._changed.wait()
 
     async def wait_room(self) -> None:
         while not self.is_gone and len(self.outgoing) > self._backlog_bytes_max // 2:
-            await self._wait_change()
+            await self._changed.wait()
 
     # --- the connection's side ------------------------------------------------------------------
 
@@ -175,14 +175,14 @@ class CarriedExchange(HttpExchange):
             self._is_full = False
             if self._on_room is not None:
                 self._on_room()
-        self._notify()
+        self._changed.notify()
         return data
 
     def was_sent(self) -> None:
         """Its last frame is the kernel's."""
         self.is_sent = True
         self._count()
-        self._notify()
+        self._changed.notify()
 
     def leave(self) -> None:
         """The client is gone, or cut off: forget what was kept for it."""

@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from trinamo.runtime.http.shares import Budget
+from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire
 
 WRITE_BYTES: Final = 1 << 16
@@ -62,7 +63,7 @@ class Output:
         self._backlog_bytes_max, self._write_timeout_s = backlog_bytes_max, write_timeout_s
         self._backlog = bytearray()
         self._backlogs, self._party = backlogs, party
-        self._changed: trio.Event | None = None
+        self._changed = Changes()
         self._on_room: Callable[[], None] | None = None
         self._room_bytes = -1
         """How little must be unsent for `_on_room`; -1 while nobody was told to stop."""
@@ -134,17 +135,12 @@ class Output:
     async def wait_flushed(self) -> None:
         """Return once the kernel has everything, or never will."""
         while self._backlog:
-            await self._wait_change()
+            await self._changed.wait()
 
     async def wait_room(self) -> None:
         """Return once half the bound is unsent, or nothing ever will be."""
         while len(self._backlog) > self._backlog_bytes_max // 2:
-            await self._wait_change()
-
-    async def _wait_change(self) -> None:
-        if self._changed is None:
-            self._changed = trio.Event()
-        await self._changed.wait()
+            await self._changed.wait()
 
     async def _flush(self) -> None:
         try:
@@ -173,9 +169,7 @@ class Output:
             self._room_bytes = -1
             if self._on_room is not None:
                 self._on_room()
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        self._changed.notify()
 
     def _count(self) -> None:
         self._backlogs.hold(self._party, self, len(self._backlog))

@@ -25,6 +25,7 @@ from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
+from trinamo.runtime.sinks import Changes, Sleeper
 from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
@@ -86,8 +87,10 @@ class Http1Connection:
         self._deadline = math.inf
         """For the reader: of a head, of a stall, of a client that lingers."""
         self._scope = trio.CancelScope()
-        self._idle_runner: trio.lowlevel.Task | None = None
-        self._changed: trio.Event | None = None
+        self._idle = Sleeper()
+        """The task that answers, between two requests."""
+        self.changed = Changes()
+        """The reader may go on, or `serve` may end: something was taken, answered or given up."""
 
     @property
     def phase(self) -> Phase:
@@ -103,7 +106,7 @@ class Http1Connection:
             self._set_deadline(self._config.keep_alive_s)
             await self._read()
             while self._exchange is not None:
-                await self._wait_change()
+                await self.changed.wait()
             if self._wire.seal is not None:
                 # Without a word of the end a peer takes it for a cut.
                 self.output.end()
@@ -169,7 +172,7 @@ class Http1Connection:
         """The client is ahead: read no more until something is taken or answered."""
         self._set_deadline(self._config.write_timeout_s)
         self._sends_seen = self.output.sends
-        await self._wait_change()
+        await self.changed.wait()
         if self._exchange is not None:
             self._deadline = math.inf
 
@@ -206,9 +209,8 @@ class Http1Connection:
         if self._request_count == 1:
             assert self.output.nursery is not None
             self.output.nursery.start_soon(self._run)
-        elif self._idle_runner is not None:
-            trio.lowlevel.reschedule(self._idle_runner)
-            self._idle_runner = None
+        else:
+            self._idle.wake()
 
     def _take_body(self, exchange: Http1Exchange) -> None:
         try:
@@ -235,7 +237,7 @@ class Http1Connection:
         self.output.end()
         self._drops_until = trio.current_time() + LINGER_MAX_S
         self._set_deadline(LINGER_S)
-        self.notify()
+        self.changed.notify()
 
     def _stop_reading(self) -> None:
         self._reads = False
@@ -253,23 +255,13 @@ class Http1Connection:
         while True:
             exchange = self._exchange
             if exchange is None:
-                await self._wait_request()
+                await self._idle.sleep()
                 continue
             await self._answer(exchange, self.socket)
             await self.output.wait_flushed()
             self._end(exchange)
             if self._exchange is not None:
                 await trio.lowlevel.checkpoint()
-
-    async def _wait_request(self) -> None:
-        """As an event would, at half the cost: only one task waits, and always the same."""
-
-        def abandon(_: object) -> trio.lowlevel.Abort:
-            self._idle_runner = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._idle_runner = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abandon)
 
     def _end(self, exchange: Http1Exchange) -> None:
         """Behind an answer: wait for the next request, begin it, or end."""
@@ -289,18 +281,7 @@ class Http1Connection:
         else:
             self._linger()
         self._on_phase(self)
-        self.notify()
-
-    async def _wait_change(self) -> None:
-        if self._changed is None:
-            self._changed = trio.Event()
-        await self._changed.wait()
-
-    def notify(self) -> None:
-        """The reader may go on, or `serve` may end: something was taken, answered or given up."""
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        self.changed.notify()
 
 
 class Http1Exchange(HttpExchange):
@@ -319,10 +300,10 @@ class Http1Exchange(HttpExchange):
         """Take from `buffer` what belongs to the body. Raises `FaultError`."""
         self._reader.read(buffer, self.body)
         self.is_body_complete = self._reader.is_complete
-        self._notify()
+        self._changed.notify()
 
     def _taken(self) -> None:
-        self._owner.notify()
+        self._owner.changed.notify()
 
     def _ask_on(self) -> None:
         self._output.send(CONTINUE)
@@ -344,7 +325,7 @@ class Http1Exchange(HttpExchange):
         self.is_finished = True
         if out and not self.is_gone:
             self._output.send(out)
-        self._notify()
+        self._changed.notify()
 
     def on_room(self, listener: Callable[[], None]) -> None:
         self._output.on_room(listener)

@@ -32,6 +32,7 @@ from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX, TOO_MANY
+from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, abort, peer_of
 
 from ..carried import CarriedExchange, CarriedHead
@@ -105,7 +106,7 @@ class Http2Connection:
         self._has_said_why = False
         """The last GOAWAY has been said."""
         self._written = trio.Event()
-        self._changed = trio.Event()
+        self._changed = Changes()
         self._idle = trio.CancelScope()
 
     @property
@@ -136,7 +137,7 @@ class Http2Connection:
                 if not self._has_said_why:
                     self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
                 self._is_over = True
-                self._notify()
+                self._changed.notify()
                 await self._written.wait()
             # What it says last is to be read, not to be lost in a reset.
             self.output.end()
@@ -320,7 +321,7 @@ class Http2Connection:
         if not stream.is_gone:
             self._ready[stream.stream_id] = stream
             self._stalls.begin(stream)
-            self._notify()
+            self._changed.notify()
 
     def grant(self, stream_id: int, size: int) -> None:
         """See `Carrier`."""
@@ -352,7 +353,7 @@ class Http2Connection:
     def _say_goaway(self, code: h2.errors.ErrorCodes, reason: str = "") -> None:
         # `h2` can say it only as its last word, and answers are still to be sent after this one.
         self._control += encode_goaway(self._h2.highest_inbound_stream_id, code, reason)
-        self._notify()
+        self._changed.notify()
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ class Http2Connection:
                     if not self.output.is_broken:
                         for stream in ended:
                             stream.was_sent()
-                    self._notify()
+                    self._changed.notify()
                     await trio.lowlevel.checkpoint()
                 elif self._is_over:
                     return
@@ -423,15 +424,11 @@ class Http2Connection:
 
     def _collect(self) -> None:
         self._control += self._h2.data_to_send()
-        self._notify()
+        self._changed.notify()
 
     async def _wait_for(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             await self._changed.wait()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 def _read_head(fields: Headers) -> CarriedHead | None:
