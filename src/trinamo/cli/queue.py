@@ -221,9 +221,7 @@ def requeue(
                 left -= len(ids)
         return count, missing if wanted else []
 
-    count, missing = _run(act, sources)
-    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} queued again\n")
-    _tell_missing(queue, missing)
+    _tell_outcome(queue, "queued again", *_run(act, sources))
 
 
 @queue_app.command(
@@ -248,9 +246,7 @@ def purge(
             missing = [job_id for job_id in wanted if not await opened.purge_dead(job_id)]
             return len(wanted) - len(missing), missing
 
-    count, missing = _run(act, sources)
-    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} forgotten\n")
-    _tell_missing(queue, missing)
+    _tell_outcome(queue, "forgotten", *_run(act, sources))
 
 
 def _wanted(jobs: list[str] | None, all_of_them: bool) -> list[str]:
@@ -259,7 +255,8 @@ def _wanted(jobs: list[str] | None, all_of_them: bool) -> list[str]:
     return jobs or []
 
 
-def _tell_missing(queue: str, missing: list[str]) -> None:
+def _tell_outcome(queue: str, outcome: str, count: int, missing: list[str]) -> None:
+    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} {outcome}\n")
     if missing:
         _fail(f"{queue} has no dead letter {', '.join(missing)}")
 
