@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from typing import Final, Generic, Self, TypeVar
 
@@ -26,26 +26,26 @@ _ITEMS_PER_CHECKPOINT: Final = 32
 class Sink(ABC, Generic[T]):
     """Takes the items of one stream. Used once, by one source at a time."""
 
-    __slots__ = ("_resume",)
+    __slots__ = ("_room_listener",)
     keeps_all = False
     """Whether nobody has anything of what it took, so that it can `restart`."""
 
     def __init__(self) -> None:
-        self._resume: Callable[[], None] | None = None
+        self._room_listener: Callable[[], None] | None = None
 
-    def starts(self, resume: Callable[[], None]) -> None:
-        """The source is ready; it can be told by `resume` that there is room again.
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """The source is ready: call `listener` each time there is room again after a `take` that was False.
 
-        `resume` never waits, may be called at any time, and does nothing if the source has not
+        `listener` never waits, may be called at any time, and does nothing if the source has not
         paused.
         """
-        self._resume = resume
+        self._room_listener = listener
 
     @abstractmethod
     def take(self, items: list[T]) -> bool:
         """Take items, all of them; whether there is room for more.
 
-        Never waits. After False the source makes no more until `resume`, to be called after this
+        Never waits. After False the source makes no more until `room_again`, to be called after this
         has returned; what is on its way already still comes, bounded by the window of the stream.
         What this raises ends the stream, and comes out of `forward`.
         """
@@ -60,19 +60,27 @@ class Sink(ABC, Generic[T]):
         """Forget all that was taken: another source begins anew. Only of one that `keeps_all`."""
         assert self.keeps_all, "somebody has had what this has taken"
 
-    def resume(self) -> None:
+    def room_again(self) -> None:
         """Tell the source that there is room again."""
-        if self._resume is not None:
-            self._resume()
+        if self._room_listener is not None:
+            self._room_listener()
 
 
 class Sleeper:
-    """One task that sleeps until it is woken. Waking nobody does nothing, and is not remembered."""
+    """One task that sleeps until it is woken. Waking nobody does nothing, and is not remembered.
+
+    For one writer, reader or consumer; where several wait, `trio.lowlevel.ParkingLot` does.
+    """
 
     __slots__ = ("_task",)
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether a task sleeps here."""
+        return self._task is not None
 
     def wake(self) -> None:
         """Let the sleeping task go on; no checkpoint."""
@@ -80,10 +88,11 @@ class Sleeper:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
 
-    async def sleep(self) -> None:
-        """Sleep until `wake`. Safe to cancel."""
+    def sleep(self) -> Awaitable[None]:
+        """Sleep until `wake`, if it is awaited at once. Safe to cancel."""
         self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        # Not a coroutine itself: one layer less for every token that is waited for.
+        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105 -- the caller awaits
 
     def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         self._task = None
@@ -184,7 +193,7 @@ class Iteration(Sink[T]):
             item = self._items.popleft()
             if self._is_full and len(self._items) * 2 <= self._items_max:
                 self._is_full = False
-                self.resume()
+                self.room_again()
             return item
         assert self._ending is not None, "woken without an item"
         (error,) = self._ending
@@ -200,7 +209,7 @@ async def forward_items(items: AsyncIterator[T], sink: Sink[T]) -> None:
     others run.
     """
     room = Sleeper()
-    sink.starts(room.wake)
+    sink.on_room(room.wake)
     take, since_checkpoint = sink.take, 0
     closing = aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext()
     async with closing:

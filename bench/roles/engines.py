@@ -91,7 +91,7 @@ class StepsEngine(PlainEngine):
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Any) -> None:
         answer = Answer(request.max_tokens or 1, sink.take)
-        sink.starts(answer.resume)
+        sink.on_room(answer.resume)
         if not request.temperature:
             await answer.flood()
             return

@@ -99,7 +99,7 @@ class Engine:
             self.paced_count -= 1
 
     async def pushed(self, count: int, _: Context, sink: Sink[str]) -> None:
-        sink.starts(lambda: None)
+        sink.on_room(lambda: None)
         ended = trio.Event()
         self.sinks[sink] = (count, ended)
         try:

@@ -72,7 +72,7 @@ class Taker(Gathering):
         while True:
             await trio.sleep(ROOM_EVERY_S)
             self.room += self.rooms.pop(0) if self.rooms else TOKENS
-            self.resume()
+            self.room_again()
 
 
 async def ask(host: EngineHost, number: int, plan: Plan) -> None:

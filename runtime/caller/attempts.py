@@ -198,8 +198,8 @@ class _Decoding(Sink[bytes]):
         super().__init__()
         self._decode, self._sink = decode, sink
 
-    def starts(self, resume: Callable[[], None]) -> None:
-        self._sink.starts(resume)
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._sink.on_room(listener)
 
     def take(self, items: list[bytes]) -> bool:
         decoded: list[Any] = []

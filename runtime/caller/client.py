@@ -394,8 +394,8 @@ class _Telling(Sink[T]):
         self._sink = sink
         self._on_first: Callable[[], None] | None = on_first
 
-    def starts(self, resume: Callable[[], None]) -> None:
-        self._sink.starts(resume)
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._sink.on_room(listener)
 
     def take(self, items: list[T]) -> bool:
         if self._on_first is not None:

@@ -210,8 +210,8 @@ class MigratingAnswer(Sink[Delta]):
 
     # --- a sink, in plain calls: each token costs a loop's turn and the extension of a list ---
 
-    def starts(self, resume: Callable[[], None]) -> None:
-        self._sink.starts(resume)
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._sink.on_room(listener)
 
     def take(self, items: list[Delta]) -> bool:
         """Write the tokens down, and hand `items` on."""

@@ -57,7 +57,7 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("Unacknowledged data this old ends a connection (TCP_USER_TIMEOUT).")
     ] = 10.0
     send_timeout_s: Annotated[
-        Seconds, about("A multiplexed connection whose peer takes nothing for so long is ended.")
+        Seconds, about("A connection of streams whose peer takes nothing for so long is ended.")
     ] = 10.0
     idle_s: Annotated[
         Seconds,
@@ -66,7 +66,7 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     window_bytes: Annotated[
         FrameBytes,
         about(
-            "Unread bytes of one stream on a multiplexed connection before its writer waits; an item"
+            "Unread bytes of one stream before its writer waits; an item"
             " that has begun goes out whole."
         ),
     ] = 65_536

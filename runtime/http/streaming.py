@@ -129,7 +129,7 @@ class EventSink(AnswerSink):
         self._form = make_form()
         self._has_waited = False
         self._last = b""
-        to.exchange.on_room(self.resume)
+        to.exchange.on_room(self.room_again)
 
     def take(self, items: list[Delta]) -> bool:
         tokens, add_event = 0, self._form.add_event
@@ -276,7 +276,7 @@ class Delivery:
             scope = self.context.scope
             scope.deadline = min(scope.deadline, trio.current_time() + self.config.stop_grace_s)
             # What is written from now on is dropped, so there is room.
-            sink.resume()
+            sink.room_again()
         else:
             self.context.kill(Reason.CLIENT_DISCONNECT)
 
@@ -360,7 +360,7 @@ class PassedEvents(PassedBody):
     def __init__(self, to: Delivery, *, ends_with_done: bool) -> None:
         super().__init__(to)
         self._end = DONE if ends_with_done else b""
-        to.exchange.on_room(self.resume)
+        to.exchange.on_room(self.room_again)
 
     def take(self, items: list[Delta]) -> bool:
         if items[0].status:

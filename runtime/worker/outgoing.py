@@ -51,14 +51,15 @@ class OutgoingAnswer(Sink[Any]):
         self._is_open = False
         self._takes_without_room = 0
 
-    def starts(self, resume: Callable[[], None]) -> None:
+    def on_room(self, listener: Callable[[], None]) -> None:
         """Have the source go on when the connection has room again."""
-        super().starts(resume)
-        self._sender.on_room(self._go_on)
+        super().on_room(listener)
+        self._sender.on_room(self.room_again)
 
-    def _go_on(self) -> None:
+    def room_again(self) -> None:
+        """Tell the source so."""
         self._takes_without_room = 0
-        self.resume()
+        super().room_again()
 
     def open(self) -> None:
         """The handler has started: say so, once, unless an item did."""

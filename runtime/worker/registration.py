@@ -138,7 +138,7 @@ class Registrar:
         )
         self._notices = LogNotices(_log)
         self._changed = trio.Event()
-        self._progress = trio.Event()
+        self._progress = trio.lowlevel.ParkingLot()
         self._watches: trio.Nursery | None = None
         self._holding = trio.CancelScope()
         self._is_revoked = False
@@ -165,7 +165,7 @@ class Registrar:
                 raise wanted.refusal
             if self._keys.get(key) is not wanted:
                 raise UnavailableError(f"{key} was withdrawn before it was registered")
-            await self._progress.wait()
+            await self._progress.park()
 
     def abandon(self, key: str) -> None:
         """Want `key` no more; it is deleted in time. Synchronous, for those who cannot wait."""
@@ -202,7 +202,7 @@ class Registrar:
         wanted = self._keys.pop(key, None)
         if wanted is not None:
             wanted.watch.cancel()
-        self._made_progress()
+        self._progress.unpark_all()
         return wanted is not None
 
     def _is_registered(self, key: RegisteredKey) -> bool:
@@ -212,10 +212,6 @@ class Registrar:
             and key.incarnation == self.state.incarnation
             and key.foreign <= key.revision
         )
-
-    def _made_progress(self) -> None:
-        self._progress.set()
-        self._progress = trio.Event()
 
     def _jitter(self, seconds: float) -> float:
         # A herd of workers that lost the store together must not come back together.
@@ -365,7 +361,7 @@ class Registrar:
             self._notices.warn("put back, others had deleted or overwritten it", key.name)
             self._env.note("lease.restored", key=key.name)
             self._restorations.value += 1
-        self._made_progress()
+        self._progress.unpark_all()
 
     async def _claim(self, key: RegisteredKey, value: bytes) -> None:
         """Write `key` under our lease, unless it is somebody else's: then `FencedError`."""
@@ -408,7 +404,7 @@ class Registrar:
         key.refusal = error
         if self._keys.get(key.name) is key:
             self._forget(key.name)
-        self._made_progress()
+        self._progress.unpark_all()
         return False
 
     # --- what others do to them ---

@@ -71,7 +71,7 @@ class Worker:
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
-        self._idle = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
         self._encode = msgspec.msgpack.Encoder().encode
 
     # --- what it serves ---
@@ -264,8 +264,7 @@ class Worker:
             endpoint=record.endpoint,
         )
         if not self._active:
-            self._idle.set()
-            self._idle = trio.Event()
+            self._idle.unpark_all()
 
     # --- one stream ---
 
@@ -360,7 +359,7 @@ class Worker:
     async def wait_idle(self) -> None:
         """Return once nothing is being served. Safe to cancel."""
         while self._active:
-            await self._idle.wait()
+            await self._idle.park()
 
     def refuse_new(self) -> None:
         """From now on answer `draining`. Synchronous, final."""

@@ -181,8 +181,8 @@ class _WatchedSink(Sink[Delta]):
         self._attempt, self._sink = attempt, sink
 
     @override
-    def starts(self, resume: Callable[[], None]) -> None:
-        self._sink.starts(resume)
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._sink.on_room(listener)
 
     @override
     def take(self, items: list[Delta]) -> bool:

@@ -86,7 +86,7 @@ class PushedStream:
     async def run(self, begun: bytes, sink: Sink[Delta]) -> None:
         """Hand `begun`, and then all that comes, to `sink`; sleeps to the end, or the error."""
         self._take = sink.take
-        sink.starts(self._resume)
+        sink.on_room(self._resume)
         self._register()
         try:
             self._advance(begun)

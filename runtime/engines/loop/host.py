@@ -134,7 +134,7 @@ class EngineHost:
         sink: Sink[Delta],
         finish: Finish,
     ) -> Answer:
-        sink.starts(partial(self._steps.resume, sequence))
+        sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
         return Answer(sequence, text, sink, finish, context, self._steps.stop)
 

@@ -66,7 +66,7 @@ class AsyncioLoop:
         """
         received: Iteration[Any] = Iteration(ITEMS_MAX)
         room = asyncio.Event()
-        received.starts(room.set)
+        received.on_room(room.set)
 
         async def pump() -> None:
             async with aclosing(items):

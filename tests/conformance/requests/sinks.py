@@ -23,4 +23,4 @@ class Collecting(Sink[bytes]):
     def make_room(self) -> None:
         """From now on there is room, and the source is told."""
         self.has_room = True
-        self.resume()
+        self.room_again()

@@ -177,5 +177,5 @@ async def test_a_sink_without_room_pauses_its_own_worker_until_it_is_told(
         assert len(other.items) == 3
         assert len(full.items) == stopped_at
         full.has_room = True
-        full.resume()
+        full.room_again()
         await eventually(lambda: len(full.items) == 100_000)

@@ -146,7 +146,7 @@ class PushEngine:
     lists: list[list[Delta]]
 
     async def forward(self, _: GenerateRequest, __: Context, sink: Sink[Delta]) -> None:
-        sink.starts(lambda: None)
+        sink.on_room(lambda: None)
         for deltas in self.lists:
             assert sink.take(deltas)
             await trio.lowlevel.checkpoint()

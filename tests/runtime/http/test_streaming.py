@@ -318,7 +318,7 @@ async def test_a_slow_client_pauses_its_source_until_half_of_it_is_sent(
     resumed: list[float] = []
 
     async def push(sink: Sink[Delta]) -> None:
-        sink.starts(lambda: resumed.append(trio.current_time()))
+        sink.on_room(lambda: resumed.append(trio.current_time()))
         rooms.extend(sink.take([Delta("x" * size, [1])]) for size in (100, 300, 700))
         await trio.sleep(10)
         rooms.append(sink.take([Delta("y", [1]), LAST]))
@@ -338,7 +338,7 @@ async def test_what_a_sink_cannot_take_ends_the_request(
     served = Served(AsgiClient(), sink_type=sink_type)
 
     async def push(sink: Sink[Delta]) -> None:
-        sink.starts(lambda: None)
+        sink.on_room(lambda: None)
         nothing: Any = object()
         sink.take([Delta(nothing, [1], FinishReason.STOP)])
 
@@ -384,7 +384,7 @@ async def test_an_engine_that_goes_on_after_its_finish_reason_fills_no_memory(
     served = Served(AsgiClient(read_s=1), HttpConfig(backlog_bytes_max=10_000))
 
     async def push(sink: Sink[Delta]) -> None:
-        sink.starts(lambda: None)
+        sink.on_room(lambda: None)
         assert sink.take([LAST])
         assert [sink.take([Delta("x" * 4000, [1])]) for _ in range(3)] == [True, True, False]
 

@@ -42,7 +42,7 @@ async def test_what_is_handed_over_arrives_in_order_and_the_end_is_complete(
     cluster: Cluster,
 ) -> None:
     async def handler(request: int, _: Context, sink: Sink[int]) -> None:
-        sink.starts(lambda: None)
+        sink.on_room(lambda: None)
         for number in range(0, request, 2):
             sink.take([number, number + 1])
 
@@ -161,7 +161,7 @@ async def test_a_source_without_room_waits_for_its_own_consumer_and_no_other(
 
     async def handler(request: int, _: Context, sink: Sink[str]) -> None:
         room = Sleeper()
-        sink.starts(room.wake)
+        sink.on_room(room.wake)
         taken[request] = 0
         while taken[request] < 2000:
             taken[request] += 1

@@ -17,7 +17,7 @@ import trio
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit
 from trinamo.runtime.protocol.streams.machine import Machine
-from trinamo.runtime.sinks import Sink
+from trinamo.runtime.sinks import Sink, Sleeper
 
 _ITEMS_PER_CHECKPOINT: Final = 32
 """A consumer of a stream that is never empty still lets others run this often."""
@@ -71,7 +71,7 @@ class Channel:
         self._opened = False
         self._told = False
         """The consumer has had the terminal."""
-        self._consumer: trio.lowlevel.Task | None = None
+        self._consumer = Sleeper()
         self._since_checkpoint = 0
 
     @property
@@ -94,12 +94,12 @@ class Channel:
     def call(self) -> None:
         """The worker has called home."""
         self._called = True
-        self._wake()
+        self._consumer.wake()
 
     def open(self) -> None:
         """The prologue came: the handler has started."""
         self._opened = True
-        self._wake()
+        self._consumer.wake()
 
     def extend(self, items: list[bytes]) -> bool:
         """Queue a batch of items, or push it; whether there was credit for it.
@@ -112,7 +112,7 @@ class Channel:
         has_credit = self._credit.arrive(items)
         if self._sink is None:
             self._items.extend(items)
-            self._wake()
+            self._consumer.wake()
         elif self._is_full:
             self._items.extend(items)
         else:
@@ -129,7 +129,7 @@ class Channel:
             self._items.clear()
             self._drop()
             self._machine.leave(error)
-            self._wake()
+            self._consumer.wake()
             return
         if not self._is_full:
             self._taken(self._credit.held_bytes)
@@ -141,7 +141,7 @@ class Channel:
                 self._items.extend(items[end:])
                 return
 
-    def _resume(self) -> None:
+    def _room_again(self) -> None:
         """The sink has room: what it was given is off our hands, and what waits is its own."""
         sink = self._sink
         if sink is None or not self._is_full:
@@ -154,7 +154,7 @@ class Channel:
         else:
             self._taken(self._credit.held_bytes)
         if self.is_ended and not self._items:
-            self._wake()
+            self._consumer.wake()
 
     def _taken(self, count: int) -> None:
         given = self._credit.take(count)
@@ -163,12 +163,12 @@ class Channel:
 
     def ended(self) -> None:
         """The stream has ended: after the queued items its consumer gets the terminal."""
-        self._wake()
+        self._consumer.wake()
 
     def fail(self, error: TrinamoError) -> None:
         """After the queued items raise `error`; does nothing if the stream has ended."""
         self._machine.give_up(error)
-        self._wake()
+        self._consumer.wake()
 
     def abandon(self, error: TrinamoError) -> None:
         """Raise `error` at once: queued items are dropped, nobody wants them.
@@ -180,25 +180,14 @@ class Channel:
             self._machine.leave(error)
             self._items.clear()
             self._taken(self._credit.held_bytes)
-        self._wake()
+        self._consumer.wake()
 
     # --- the consumer's side ---
 
-    def _wake(self) -> None:
-        if self._consumer is not None:
-            task, self._consumer = self._consumer, None
-            trio.lowlevel.reschedule(task)
-
-    def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        self._consumer = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
     def _wait(self) -> Awaitable[None]:
-        if self._consumer is not None:
+        if self._consumer.is_asleep:
             raise trio.BusyResourceError("another task is consuming this stream")
-        self._consumer = trio.lowlevel.current_task()
-        # Not a coroutine itself: one layer less for every token that is waited for.
-        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105 -- the caller awaits
+        return self._consumer.sleep()
 
     @property
     def is_called(self) -> bool:
@@ -220,11 +209,11 @@ class Channel:
         What the sink raises kills the stream and comes out of here as it is. Cancelled, it leaves
         what comes from then on to be iterated.
         """
-        if self._sink is not None or self._consumer is not None:
+        if self._sink is not None or self._consumer.is_asleep:
             raise trio.BusyResourceError("another task is consuming this stream")
         self._sink = sink
         try:
-            sink.starts(self._resume)
+            sink.on_room(self._room_again)
             if self._items:
                 items, self._items = list(self._items), deque()
                 self._push(sink, items)

@@ -81,7 +81,7 @@ class InputRegistration(OpenSubject):
         assert self._way is not None
         self._machine.send(Data(item))
         if not self._way.put(item):
-            await self._way.drain()
+            await self._way.wait_room()
 
     def _why_over(self, ended: Ended) -> TrinamoError:
         match ended.word:

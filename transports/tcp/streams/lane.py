@@ -47,8 +47,8 @@ class Sending(Protocol):
         """Send a frame."""
         ...
 
-    def wait_room(self, lane: LinkLane) -> None:
-        """Tell `lane` when the writer has sent what waits."""
+    def on_room(self, lane: LinkLane) -> None:
+        """Tell `lane` once, when the writer has sent what waits."""
         ...
 
     def forget(self, stream: int) -> None:
@@ -114,7 +114,8 @@ class LinkLane:
         self._is_full = False
         self._is_hanging_up = False
         self._listener: Callable[[], None] | None = None
-        self._room: trio.Event | None = None
+        self._room: trio.lowlevel.ParkingLot | None = None
+        """Who waits for room; few streams ever need it."""
 
     # --- the driver's side ---
 
@@ -162,15 +163,13 @@ class LinkLane:
         """Call `listener` each time there is room again after a `put` that was False."""
         self._listener = listener
 
-    async def drain(self) -> None:
+    async def wait_room(self) -> None:
         """Wait until there is room. Safe to cancel."""
         if not self.is_open or self._has_room():
             await trio.lowlevel.checkpoint()
             return
         self._pause()
-        if self._room is None:
-            self._room = trio.Event()
-        await self._room.wait()
+        await self._park()
 
     @property
     def is_flushed(self) -> bool:
@@ -180,9 +179,12 @@ class LinkLane:
     async def wait_flushed(self) -> None:
         """Return once it is. Safe to cancel."""
         while self._backlog is not None:
-            if self._room is None:
-                self._room = trio.Event()
-            await self._room.wait()
+            await self._park()
+
+    async def _park(self) -> None:
+        if self._room is None:
+            self._room = trio.lowlevel.ParkingLot()
+        await self._room.park()
 
     # --- the link's side ---
 
@@ -220,7 +222,7 @@ class LinkLane:
     def _pause(self) -> None:
         self._is_full = True
         if not self._link.has_room:
-            self._link.wait_room(self)
+            self._link.on_room(self)
 
     def _has_room(self) -> bool:
         return self._backlog is None and self._credit.left_bytes > 0 and self._link.has_room
@@ -269,5 +271,4 @@ class LinkLane:
 
     def _wake(self) -> None:
         if self._room is not None:
-            self._room.set()
-            self._room = None
+            self._room.unpark_all()

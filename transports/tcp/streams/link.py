@@ -36,6 +36,7 @@ from trinamo.runtime.protocol.streams.multiplex import (
     Multiplexer,
     StreamIds,
 )
+from trinamo.runtime.sinks import Sleeper
 from trinamo.transports.sockets.wire import open_wire, send_all
 
 from ..sockets import TcpOptions
@@ -91,7 +92,7 @@ class Link:
         """Streams that were told that there is no room."""
         self._room = trio.lowlevel.ParkingLot()
         """Who waits for messages to be sent."""
-        self._writer: trio.lowlevel.Task | None = None
+        self._writer = Sleeper()
         self._sending_since = inf
         self._idle_since = trio.current_time()
         self._is_ending = False
@@ -120,7 +121,7 @@ class Link:
             if not self.lanes:
                 self._idle_since = trio.current_time()
                 if self._is_ending:
-                    self._wake()
+                    self._writer.wake()
 
     # --- what goes out: plain functions ---
 
@@ -132,32 +133,31 @@ class Link:
     def send_opening(self, stream: int, opening: Opening) -> None:
         """Open a stream; that may wait a moment for what is said on it."""
         self._mux.add_opening(stream, opening)
-        self._wake()
+        self._writer.wake()
 
     def send_item(self, stream: int, item: bytes) -> bool:
         """Send a short item; whether there is room for more."""
         self._mux.add_item(stream, item)
-        if self._writer is not None:
-            self._wake()
+        self._writer.wake()
         return self._mux.queued_bytes < self._options.queue_bytes_max
 
     def send_frame(self, frame: bytes) -> None:
         """Send a frame."""
         if not self.is_closed:
             self._mux.add(frame)
-            self._wake()
+            self._writer.wake()
 
     def send_in_parts(self, stream: int, item: bytes) -> None:
         """Send a long item; its lane is told when it is out."""
         self._mux.add_in_parts(stream, item)
-        self._wake()
+        self._writer.wake()
 
     def drop_parts(self, stream: int) -> None:
         """Nobody wants the rest of a long item."""
         self._mux.drop(stream)
 
-    def wait_room(self, lane: LinkLane) -> None:
-        """Tell `lane` when the writer has sent what waits."""
+    def on_room(self, lane: LinkLane) -> None:
+        """Tell `lane` once, when the writer has sent what waits."""
         self._waiting[lane] = None
 
     def send_message(self, header: bytes, payload: bytes) -> int:
@@ -165,14 +165,14 @@ class Link:
         if self.is_closed:
             return 0
         number = self._mux.add_message(self._sends, header, payload)
-        self._wake()
+        self._writer.wake()
         return number
 
     def drop_message(self, number: int) -> bool:
         """Nobody wants the rest of a message; whether it was still on its way, so that it never arrives."""
         is_dropped = not self.is_closed and self._mux.drop_message(number)
         if is_dropped:
-            self._wake()
+            self._writer.wake()
         return is_dropped
 
     @property
@@ -186,17 +186,12 @@ class Link:
         while not (self.has_room_for_messages or self.is_closed):
             await self._room.park()
 
-    def _wake(self) -> None:
-        if self._writer is not None:
-            task, self._writer = self._writer, None
-            trio.lowlevel.reschedule(task)
-
     # --- its life ---
 
     def close(self) -> None:
         """Close it once its streams are over and all is sent."""
         self._is_ending = True
-        self._wake()
+        self._writer.wake()
 
     def cancel(self) -> None:
         """End it now."""
@@ -263,13 +258,13 @@ class Link:
                     self._wire.socket.shutdown(SHUT_WR)
                     self._scope.deadline = trio.current_time() + self._options.linger_s
                     return
-                await self._sleep()
+                await self._writer.sleep()
                 continue
             if mux.only_opens:
                 # A short answer is there with the next step, and leaves with what opens its stream.
                 with trio.move_on_after(_OPENING_HOLD_S):
                     while mux.only_opens:
-                        await self._sleep()
+                        await self._writer.sleep()
             data, finished = mux.take()
             await self._send(data)
             for stream in finished:
@@ -280,14 +275,6 @@ class Link:
             if not mux.is_empty:
                 # Long items would keep the socket, and the loop, to themselves.
                 await trio.lowlevel.checkpoint()
-
-    async def _sleep(self) -> None:
-        self._writer = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        self._writer = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
     async def _send(self, data: bytes) -> None:
         wire = self._wire

@@ -98,13 +98,13 @@ async def test_a_sink_without_room_pauses_its_own_answer_only(
                 assert len(token_ids(await collect(host, request("fast", 100)))) == 100
             assert len(slow.deltas) == 4
             slow.room = 8
-            slow.resume()
+            slow.room_again()
             await trio.testing.wait_all_tasks_blocked()
             assert len(slow.deltas) == 8
             slow.room = 1000
-            slow.resume()
+            slow.room_again()
         assert token_ids(slow.deltas) == alone
-        slow.resume()
+        slow.room_again()
         await settle(host)
 
 
@@ -180,7 +180,7 @@ async def test_an_engine_that_only_generates_is_handed_on_and_waits_while_there_
         await trio.testing.wait_all_tasks_blocked()
         assert [delta.text for delta in sink.deltas] == ["one", " two"]
         sink.room = 100
-        sink.resume()
+        sink.room_again()
     assert "".join(delta.text for delta in sink.deltas) == "one two three four"
     assert sink.deltas[-1].finish_reason is FinishReason.STOP
     assert engine.statistics().running == 0

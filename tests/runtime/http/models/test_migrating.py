@@ -46,8 +46,8 @@ class Cutting(Sink[Delta]):
         super().__init__()
         self._sink, self._cut, self._count = sink, cut, begin
 
-    def starts(self, resume: Any) -> None:
-        self._sink.starts(resume)
+    def on_room(self, listener: Any) -> None:
+        self._sink.on_room(listener)
 
     def take(self, items: list[Delta]) -> bool:
         for delta in items:

@@ -66,7 +66,7 @@ async def test_a_burst_is_pushed_in_pieces_between_which_the_sink_may_be_full(
     await trio.testing.wait_all_tasks_blocked()
     stream.channel.extend([ITEM] * 100)
     assert len(sink.items) == PUSHED_ITEMS_MAX
-    sink.resume()
+    sink.room_again()
     assert len(sink.items) == 100
     assert stream.given_bytes == 640
     sink.make_room()
