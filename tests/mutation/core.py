@@ -32,7 +32,14 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/protocol/streams/test_codec.py",
         "properties/protocols/test_codec_any_split.py",
     ),
-    "runtime/protocol/streams/control.py": ("tests/runtime/protocol/streams/test_control.py",),
+    "runtime/protocol/streams/link_frames.py": (
+        "tests/runtime/protocol/streams/test_link_frames.py",
+        "properties/protocols/test_link_any_split.py",
+    ),
+    "runtime/protocol/streams/machine.py": (
+        "tests/runtime/protocol/streams/test_machine.py",
+        "tests/runtime/protocol/streams/test_re*_stream.py",
+    ),
     "runtime/protocol/discovery/lease.py": ("tests/runtime/protocol/discovery/test_lease.py",),
     "runtime/protocol/streams/membership.py": (
         "tests/runtime/protocol/streams/test_membership.py",
