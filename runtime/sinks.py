@@ -69,7 +69,7 @@ class Sink(ABC, Generic[T]):
 class Sleeper:
     """One task that sleeps until it is woken. Waking nobody does nothing, and is not remembered.
 
-    For one writer, reader or consumer; where several wait, `trio.lowlevel.ParkingLot` does.
+    For one writer, reader or consumer; where several wait, `Changes` does.
     """
 
     __slots__ = ("_task",)

@@ -37,6 +37,7 @@ from ..nurseries import open_nursery
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ..protocol.discovery.lease import LeaseTimer
 from ..retries import Retries
+from ..sinks import Changes
 
 Render = Callable[[int], bytes]
 """From the incarnation to the value to put."""
@@ -138,7 +139,7 @@ class Registrar:
         )
         self._notices = LogNotices(_log)
         self._changed = trio.Event()
-        self._progress = trio.lowlevel.ParkingLot()
+        self._progress = Changes()
         self._watches: trio.Nursery | None = None
         self._holding = trio.CancelScope()
         self._is_revoked = False
@@ -165,7 +166,7 @@ class Registrar:
                 raise wanted.refusal
             if self._keys.get(key) is not wanted:
                 raise UnavailableError(f"{key} was withdrawn before it was registered")
-            await self._progress.park()
+            await self._progress.wait()
 
     def abandon(self, key: str) -> None:
         """Want `key` no more; it is deleted in time. Synchronous, for those who cannot wait."""
@@ -202,7 +203,7 @@ class Registrar:
         wanted = self._keys.pop(key, None)
         if wanted is not None:
             wanted.watch.cancel()
-        self._progress.unpark_all()
+        self._progress.notify()
         return wanted is not None
 
     def _is_registered(self, key: RegisteredKey) -> bool:
@@ -361,7 +362,7 @@ class Registrar:
             self._notices.warn("put back, others had deleted or overwritten it", key.name)
             self._env.note("lease.restored", key=key.name)
             self._restorations.value += 1
-        self._progress.unpark_all()
+        self._progress.notify()
 
     async def _claim(self, key: RegisteredKey, value: bytes) -> None:
         """Write `key` under our lease, unless it is somebody else's: then `FencedError`."""
@@ -404,7 +405,7 @@ class Registrar:
         key.refusal = error
         if self._keys.get(key.name) is key:
             self._forget(key.name)
-        self._progress.unpark_all()
+        self._progress.notify()
         return False
 
     # --- what others do to them ---

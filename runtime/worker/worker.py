@@ -33,6 +33,7 @@ from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
+from ..sinks import Changes
 from ..traces.ring import Traces
 from .endpoint import Endpoint, single_error
 from .metrics import WorkerMetrics, WorkerRecord
@@ -71,7 +72,7 @@ class Worker:
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
-        self._idle = trio.lowlevel.ParkingLot()
+        self._idle = Changes()
         self._encode = msgspec.msgpack.Encoder().encode
 
     # --- what it serves ---
@@ -264,7 +265,7 @@ class Worker:
             endpoint=record.endpoint,
         )
         if not self._active:
-            self._idle.unpark_all()
+            self._idle.notify()
 
     # --- one stream ---
 
@@ -359,7 +360,7 @@ class Worker:
     async def wait_idle(self) -> None:
         """Return once nothing is being served. Safe to cancel."""
         while self._active:
-            await self._idle.park()
+            await self._idle.wait()
 
     def refuse_new(self) -> None:
         """From now on answer `draining`. Synchronous, final."""

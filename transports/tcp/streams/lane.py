@@ -19,6 +19,7 @@ from trinamo.runtime.protocol.streams.control import Closed, Control, Kill
 from trinamo.runtime.protocol.streams.credit import SendCredit
 from trinamo.runtime.protocol.streams.link_frames import encode_credit, encode_event
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
+from trinamo.runtime.sinks import Changes
 
 _log = logging.getLogger("trinamo.tcp")
 
@@ -114,8 +115,8 @@ class LinkLane:
         self._is_full = False
         self._is_hanging_up = False
         self._listener: Callable[[], None] | None = None
-        self._room: trio.lowlevel.ParkingLot | None = None
-        """Who waits for room; few streams ever need it."""
+        self._room = Changes()
+        """For whoever waits for room, or for all to be sent."""
 
     # --- the driver's side ---
 
@@ -169,7 +170,7 @@ class LinkLane:
             await trio.lowlevel.checkpoint()
             return
         self._pause()
-        await self._park()
+        await self._room.wait()
 
     @property
     def is_flushed(self) -> bool:
@@ -179,12 +180,7 @@ class LinkLane:
     async def wait_flushed(self) -> None:
         """Return once it is. Safe to cancel."""
         while self._backlog is not None:
-            await self._park()
-
-    async def _park(self) -> None:
-        if self._room is None:
-            self._room = trio.lowlevel.ParkingLot()
-        await self._room.park()
+            await self._room.wait()
 
     # --- the link's side ---
 
@@ -206,7 +202,7 @@ class LinkLane:
             self._pause()
             return
         self._is_full = False
-        self._wake()
+        self._room.notify()
         if self._listener is not None:
             self._tell(self._listener)
 
@@ -266,9 +262,5 @@ class LinkLane:
     def _close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self._wake()
+            self._room.notify()
             self._link.forget(self.stream)
-
-    def _wake(self) -> None:
-        if self._room is not None:
-            self._room.unpark_all()

@@ -36,7 +36,7 @@ from trinamo.runtime.protocol.streams.multiplex import (
     Multiplexer,
     StreamIds,
 )
-from trinamo.runtime.sinks import Sleeper
+from trinamo.runtime.sinks import Changes, Sleeper
 from trinamo.transports.sockets.wire import open_wire, send_all
 
 from ..sockets import TcpOptions
@@ -90,7 +90,7 @@ class Link:
         )
         self._waiting: dict[LinkLane, None] = {}
         """Streams that were told that there is no room."""
-        self._room = trio.lowlevel.ParkingLot()
+        self._room = Changes()
         """Who waits for messages to be sent."""
         self._writer = Sleeper()
         self._sending_since = inf
@@ -184,7 +184,7 @@ class Link:
     async def wait_room_for_messages(self) -> None:
         """Return once there is, or the link is over. Safe to cancel."""
         while not (self.has_room_for_messages or self.is_closed):
-            await self._room.park()
+            await self._room.wait()
 
     # --- its life ---
 
@@ -231,7 +231,7 @@ class Link:
             lane.discard()
         self.is_closed = True
         self._waiting.clear()
-        self._room.unpark_all()
+        self._room.notify()
 
     async def _say_last(self, fault: RemoteProtocolError) -> None:
         """What the streams had to say about the fault, and what it was."""
@@ -291,8 +291,7 @@ class Link:
             waiting, self._waiting = self._waiting, {}
             for lane in waiting:
                 lane.room_again()
-        if self._room:
-            self._room.unpark_all()
+        self._room.notify()
 
     async def _read(self) -> None:
         wire, buffer_bytes = self._wire, self._options.buffer_bytes
@@ -311,7 +310,7 @@ class Link:
                     self._deliver(arrival)
                 while self._opened is None and self._mux.message_bytes >= answer_bytes_max:
                     # Whoever asks on without reading its answers must not fill our memory.
-                    await self._room.park()
+                    await self._room.wait()
         finally:
             unfinished.close()
 
