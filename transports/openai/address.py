@@ -62,23 +62,22 @@ def find_address(url: str, section: UpstreamConfig) -> Address:
         raise ConfigError(f"the upstream {url[:200]!r} is no URL such as http://host:8000/v1")
     if any(ord(c) <= 32 or ord(c) > 126 for c in url):
         raise ConfigError("the upstream's URL holds blanks, or characters beyond ASCII")
+    tls: ssl.SSLContext | None = None
+    if parts.scheme == "https":
+        try:
+            tls = ssl.create_default_context(cafile=section.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            why = error.strerror or error
+            raise ConfigError(f"worker.upstream.ca_file: {section.ca_file}: {why}") from error
     return Address(
         url=url.rstrip("/"),
         host=host,
         port=port or PORTS[parts.scheme],
         host_header=parts.netloc,
         path=parts.path.rstrip("/") or _PATH_DEFAULT,
-        tls=_tls(section) if parts.scheme == "https" else None,
+        tls=tls,
         authorization=_authorization(section),
     )
-
-
-def _tls(section: UpstreamConfig) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=section.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        why = error.strerror or error
-        raise ConfigError(f"worker.upstream.ca_file: {section.ca_file}: {why}") from error
 
 
 def _authorization(section: UpstreamConfig) -> str:

@@ -179,7 +179,16 @@ class UpstreamView:
         if is_news:
             self._tell()
         self.looked.set()
-        await self._read_load(root)
+        if trio.current_time() < self._metrics_from:
+            return
+        try:
+            status, page = await fetch(self.connections, f"{root}/metrics", _METRICS_BYTES_MAX)
+        except TrinamoError:
+            self.load = None
+            return
+        self.load = parse_load(page) if status == 200 else None
+        if status in (404, 405, 501):
+            self._metrics_from = trio.current_time() + _ABSENT_S
 
     async def _check_health(self, root: str) -> None:
         if trio.current_time() < self._health_from:
@@ -192,18 +201,6 @@ class UpstreamView:
             raise refusal_of(status, {}, body) or RemoteProtocolError(
                 f"the upstream answers {status} to /health"
             )
-
-    async def _read_load(self, root: str) -> None:
-        if trio.current_time() < self._metrics_from:
-            return
-        try:
-            status, page = await fetch(self.connections, f"{root}/metrics", _METRICS_BYTES_MAX)
-        except TrinamoError:
-            self.load = None
-            return
-        self.load = parse_load(page) if status == 200 else None
-        if status in (404, 405, 501):
-            self._metrics_from = trio.current_time() + _ABSENT_S
 
     def _tell(self) -> None:
         self.changed.set()
