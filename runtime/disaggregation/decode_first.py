@@ -87,19 +87,6 @@ class _Waiting:
     left: trio.Event = attrs.field(factory=trio.Event)
     """Who had claimed it went away."""
 
-    def claim(self, descriptor: bytes | None) -> None:
-        self.descriptor = descriptor
-        self.claimed.set()
-
-    def lend(self, terms: Lent) -> None:
-        self.terms = terms
-        self.lent.set()
-
-    def end(self, *, is_filled: bool) -> None:
-        self.is_filled = is_filled
-        self.ended.set()
-        self.lent.set()
-
 
 class DecodeFirst:
     """The decode worker's half: one for each process."""
@@ -182,7 +169,9 @@ class DecodeFirst:
                 found = reason or await self._lend(reservation, waiting, *lendable)
         finally:
             del self._waiting[job_id]
-            waiting.end(is_filled=isinstance(found, Filled))
+            waiting.is_filled = isinstance(found, Filled)
+            waiting.ended.set()
+            waiting.lent.set()
         return found
 
     async def _wait_claimed(
@@ -213,7 +202,8 @@ class DecodeFirst:
                 may_write=True,
                 ttl_s=self._section.prefill_timeout_s,
             ) as grant:
-                waiting.lend(Lent(ticket=grant.ticket, block_ids=blocks, skip_blocks=skip))
+                waiting.terms = Lent(ticket=grant.ticket, block_ids=blocks, skip_blocks=skip)
+                waiting.lent.set()
                 word: bytes | None = await first_of(grant.completed, waiting.left.wait)
             if word is None:
                 return PrefillReason.PREFILL_LOST
@@ -235,7 +225,8 @@ class DecodeFirst:
         waiting = self._waiting.get(claim.id)
         if waiting is None or waiting.claimed.is_set():
             raise RefusedError(f"nobody waits for job {claim.id}")
-        waiting.claim(claim.descriptor)
+        waiting.descriptor = claim.descriptor
+        waiting.claimed.set()
         try:
             await waiting.lent.wait()
             if waiting.terms is not None:

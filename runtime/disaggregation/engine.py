@@ -66,7 +66,20 @@ class DisaggregatedEngine:
         """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone."""
         request = await self._host.prepare(request)
         prompt = self._host.examine(request)
-        reason = decide(self._situation(request, prompt))
+        limits = self._limits()
+        missing = 0 if prompt.is_answered else len(prompt.token_ids) - prompt.cached_tokens
+        situation = Situation(
+            wants_logprobs=request.logprobs is not None,
+            missing_tokens=missing,
+            tokens_local_max=limits.tokens_local_max,
+            has_prefill_worker=self._prefills.has_live(),
+            is_queue_reachable=self._flow.is_reachable,
+            queue_depth=self._flow.depth,
+            queue_depth_max=limits.queue_depth_max,
+            missing_blocks=self._flow.lending.missing(prompt),
+            lendable_blocks=self._flow.lending.room,
+        )
+        reason = decide(situation)
         if reason.is_remote and context.is_stopped:
             reason = PrefillReason.STOPPED
         if reason.is_remote:
@@ -84,21 +97,6 @@ class DisaggregatedEngine:
         self._metrics.decided(reason)
         self._env.note("prefill.local", request=context.id, reason=reason.value)
         await self._host.forward(request, context, sink)
-
-    def _situation(self, request: GenerateRequest, prompt: Prompt) -> Situation:
-        limits = self._limits()
-        missing = 0 if prompt.is_answered else len(prompt.token_ids) - prompt.cached_tokens
-        return Situation(
-            wants_logprobs=request.logprobs is not None,
-            missing_tokens=missing,
-            tokens_local_max=limits.tokens_local_max,
-            has_prefill_worker=self._prefills.has_live(),
-            is_queue_reachable=self._flow.is_reachable,
-            queue_depth=self._flow.depth,
-            queue_depth_max=limits.queue_depth_max,
-            missing_blocks=self._flow.lending.missing(prompt),
-            lendable_blocks=self._flow.lending.room,
-        )
 
     async def _forward_remote(
         self, request: GenerateRequest, prompt: Prompt, context: Context, sink: Sink[Delta]

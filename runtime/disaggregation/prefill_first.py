@@ -62,26 +62,13 @@ class _Asked:
     kept: Kept | None = None
     reason: PrefillReason | None = None
     """Why there are no blocks, or none any more."""
-    _changed: Sleeper = attrs.field(factory=Sleeper)
-    """For the one task that waits for whatever comes next."""
-
-    def begin(self) -> None:
-        self.has_begun = True
-        self._changed.wake()
-
-    def answer(self, kept: Kept) -> None:
-        self.kept = kept
-        self._changed.wake()
-
-    def fail(self, error: TrinamoError) -> None:
-        is_refusal = isinstance(error, _REFUSALS) and not self.has_begun
-        self.reason = PrefillReason.REFUSED if is_refusal else PrefillReason.PREFILL_LOST
-        self._changed.wake()
+    changed: Sleeper = attrs.field(factory=Sleeper)
+    """Wakes the one task that waits for whatever comes next."""
 
     async def wait(self, has_come: Callable[[_Asked], object]) -> bool:
         """Return True once it `has_come`, or the question has failed. Safe to cancel."""
         while not (has_come(self) or self.reason):
-            await self._changed.sleep()
+            await self.changed.sleep()
         return True
 
 
@@ -175,14 +162,18 @@ class PrefillFirst:
                 # Entered with the first item, which is that it has begun.
                 async with self._prefills.stream(ask, answer, context=child) as stream:
                     self._asking -= 1
-                    asked.begin()
+                    asked.has_begun = True
+                    asked.changed.wake()
                     async for item in stream:
                         if isinstance(item, Kept):
-                            asked.answer(item)
+                            asked.kept = item
+                            asked.changed.wake()
                     if asked.kept is None:
                         raise RemoteProtocolError("the stream ended without an answer")
         except TrinamoError as error:
-            asked.fail(error)
+            is_refusal = isinstance(error, _REFUSALS) and not asked.has_begun
+            asked.reason = PrefillReason.REFUSED if is_refusal else PrefillReason.PREFILL_LOST
+            asked.changed.wake()
         finally:
             self._asking -= not asked.has_begun
 

@@ -126,18 +126,15 @@ class EventSource:
     def _answer_to(self, request: SnapshotRequest) -> bytes:
         # After an outage all followers ask at once, and nothing has changed between two of them.
         if self._last_answer is None or self._last_answer[:2] != (request, self.sequence):
-            self._last_answer = request, self.sequence, self._make_answer(request)
+            part, parts = request.part, request.parts
+            answer = encode_snapshot(self._numbered(self._snapshot(part, parts), part, parts))
+            bytes_max = self._events.message_bytes_max
+            if len(answer) > bytes_max:
+                # Half full when the parts are equal, as they are not, and the state grows meanwhile.
+                parts *= 2 * len(answer) // bytes_max + 1
+                answer = encode_snapshot(self._numbered(b"", 0, parts))
+            self._last_answer = request, self.sequence, answer
         return self._last_answer[2]
-
-    def _make_answer(self, request: SnapshotRequest) -> bytes:
-        part, parts = request.part, request.parts
-        body = self._snapshot(part, parts)
-        whole = encode_snapshot(self._numbered(body, part, parts))
-        bytes_max = self._events.message_bytes_max
-        if len(whole) <= bytes_max:
-            return whole
-        # Half full when the parts are equal, as they are not, and the state grows meanwhile.
-        return encode_snapshot(self._numbered(b"", 0, parts * (2 * len(whole) // bytes_max + 1)))
 
     def _numbered(self, body: bytes, part: int, parts: int) -> SequencedSnapshot:
         return SequencedSnapshot(

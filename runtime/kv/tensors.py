@@ -93,7 +93,9 @@ def _registrable(
         if synchronize is None:
             raise ValueError("arrays of a GPU need `synchronize`, such as torch.cuda.synchronize")
         said = array.__cuda_array_interface__
-        memory = device_memory(array, device=_device_of(array), synchronize=synchronize)
+        # The GPU's number as CUDA counts.
+        device = array.__dlpack_device__()[1] if hasattr(array, "__dlpack_device__") else 0
+        memory = device_memory(array, device=int(device), synchronize=synchronize)
         _agree(np.dtype(said["typestr"]), tuple(said["shape"]), dtype, axes)
         return memory
     host = array if isinstance(array, np.ndarray) else _host_array(array)
@@ -136,11 +138,3 @@ def _host_array(array: Any) -> np.ndarray[Any, Any]:
                 " its bytes (torch: tensor.view(torch.uint8))"
             ) from error
     raise ValueError(f"{type(array).__name__} is neither a buffer nor a tensor")
-
-
-def _device_of(array: Any) -> int:
-    """The GPU's number as CUDA counts."""
-    if hasattr(array, "__dlpack_device__"):
-        _, device = array.__dlpack_device__()
-        return int(device)
-    return 0

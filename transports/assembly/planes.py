@@ -213,7 +213,14 @@ async def open_control_plane(
             f"no etcd answers at {where}. Start one there, name others with --etcd or "
             "control_plane.etcd.endpoints, or let `trinamo up` start everything"
         )
-        await _must_answer(plane, section.connect_timeout_s, advice)
+        try:
+            with trio.fail_after(section.connect_timeout_s):
+                await plane.check_health()
+        except trio.TooSlowError:
+            late = f"no answer within {section.connect_timeout_s:g} s"
+            raise ConnectError(f"{advice} ({late})") from None
+        except TrinamoError as error:
+            raise ConnectError(f"{advice} ({error})") from error
         yield plane
 
 
@@ -237,13 +244,3 @@ async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIter
                 f"event_plane.nats.servers, or let `trinamo up` start everything ({error})"
             ) from error
         yield plane
-
-
-async def _must_answer(plane: ControlPlane, timeout_s: float, advice: str) -> None:
-    with trio.move_on_after(timeout_s):
-        try:
-            await plane.check_health()
-        except TrinamoError as error:
-            raise ConnectError(f"{advice} ({error})") from error
-        return
-    raise ConnectError(f"{advice} (no answer within {timeout_s:g} s)")

@@ -49,10 +49,17 @@ async def open_transfer_chain(
         # its port must be refused to nobody before all others are closed
         # (`protocol/transfer/settlement.py`).
         transfer = section.transfer
+        # As the other TCP planes, with an address of its own if there is one.
+        own: dict[str, Any] = {"port": transfer.port}
+        if transfer.host is not None:
+            own |= {"host": transfer.host, "interface": None}
+        if transfer.advertise_host is not None:
+            own["advertise_host"] = transfer.advertise_host
+        options = msgspec.structs.replace(options or TcpOptions.of(section.tcp), **own)
         tcp = await stack.enter_async_context(
             open_transfer_plane(
                 TransferOptions(
-                    tcp=_transfer_tcp(section, options or TcpOptions.of(section.tcp)),
+                    tcp=options,
                     slice_bytes=transfer.slice_bytes,
                     checksum=transfer.checksum,
                 ),
@@ -122,14 +129,3 @@ def _of_every_backend(section: DataPlaneConfig) -> dict[str, float]:
         "connect_timeout_s": section.tcp.connect_timeout_s,
         "drain_s": section.transfer.settle_timeout_s,
     }
-
-
-def _transfer_tcp(section: DataPlaneConfig, options: TcpOptions) -> TcpOptions:
-    """As the other TCP planes, with an address of its own if there is one."""
-    transfer = section.transfer
-    own: dict[str, Any] = {"port": transfer.port}
-    if transfer.host is not None:
-        own |= {"host": transfer.host, "interface": None}
-    if transfer.advertise_host is not None:
-        own["advertise_host"] = transfer.advertise_host
-    return msgspec.structs.replace(options, **own)

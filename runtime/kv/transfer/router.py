@@ -347,25 +347,27 @@ class TransferRouter:
 
     def statistics(self) -> TransferStatistics:
         """The chain and its peers now."""
+        metrics, chain = self._metrics, list[BackendStatistics]()
+        for backend in (plane.backend for plane in self.chain):
+            routes = [r for peer in self._peers for r in peer.routes if r.backend == backend]
+            errors = [r.error.message for r in routes if r.error is not None and not r.is_usable]
+            chain.append(
+                BackendStatistics(
+                    backend=backend,
+                    peers=len(routes),
+                    usable_peers=sum(route.is_usable for route in routes),
+                    in_flight=metrics.in_flight.get(backend, 0),
+                    done=metrics.done_count[backend],
+                    done_bytes=metrics.done_bytes[backend],
+                    problem=self._refused.get(backend, errors[0] if errors else ""),
+                )
+            )
         return TransferStatistics(
-            chain=[self._backend_statistics(plane.backend) for plane in self.chain],
+            chain=chain,
             peers=len(self._peers),
-            fallbacks=self._metrics.fallback_count,
+            fallbacks=metrics.fallback_count,
             leased=0 if self._leases is None else self._leases.in_flight_count,
-            quarantined_blocks=self._metrics.quarantined_count,
-        )
-
-    def _backend_statistics(self, backend: str) -> BackendStatistics:
-        routes = [r for peer in self._peers for r in peer.routes if r.backend == backend]
-        errors = [r.error.message for r in routes if r.error is not None and not r.is_usable]
-        return BackendStatistics(
-            backend=backend,
-            peers=len(routes),
-            usable_peers=sum(route.is_usable for route in routes),
-            in_flight=self._metrics.in_flight.get(backend, 0),
-            done=self._metrics.done_count[backend],
-            done_bytes=self._metrics.done_bytes[backend],
-            problem=self._refused.get(backend, errors[0] if errors else ""),
+            quarantined_blocks=metrics.quarantined_count,
         )
 
     async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:

@@ -52,18 +52,16 @@ async def inquire(
             return InquiryReport(InquiryResult.BROKEN, reached)
         finally:
             stream.socket.close()
-        return InquiryReport(_result_of(said), reached)
+        if not isinstance(said, Answer):
+            return InquiryReport(InquiryResult.NONSENSE, reached)
+        if not said.is_meant:
+            return InquiryReport(InquiryResult.REPLACED, reached)
+        return InquiryReport(
+            InquiryResult.SAYS_SETTLED if said.is_settled else InquiryResult.SAYS_MOVING, reached
+        )
     return InquiryReport(
         InquiryResult.UNREACHED if stream is None else InquiryResult.SILENT, reached
     )
-
-
-def _result_of(said: object) -> InquiryResult:
-    if not isinstance(said, Answer):
-        return InquiryResult.NONSENSE
-    if not said.is_meant:
-        return InquiryResult.REPLACED
-    return InquiryResult.SAYS_SETTLED if said.is_settled else InquiryResult.SAYS_MOVING
 
 
 async def answer(link: Link, inquiry: Inquiry, incarnation: str, answers: Answers) -> None:
