@@ -78,18 +78,16 @@ class RegionSet:
         """
         self.check_blocks(block_ids, block_count)
         count = self.block_count if block_count is None else block_count
-        return [part * count + block for part in self._parts_of(layers) for block in block_ids]
-
-    def _parts_of(self, layers: range | None) -> Sequence[int]:
-        if layers is None:
-            return range(self.parts)
-        if self.parts == 1 and self.layers > 1:
-            raise RequestError("blocks that lie in one part move whole, not layer by layer")
-        wrong = next((layer for layer in layers if not 0 <= layer < self.layers), None)
-        if wrong is not None:
-            raise RequestError(f"layer {wrong} is not of this memory of {self.layers} layers")
-        each = self.parts // self.layers
-        return [layer * each + part for layer in layers for part in range(each)]
+        parts: Sequence[int] = range(self.parts)
+        if layers is not None:
+            if self.parts == 1 and self.layers > 1:
+                raise RequestError("blocks that lie in one part move whole, not layer by layer")
+            wrong = next((layer for layer in layers if not 0 <= layer < self.layers), None)
+            if wrong is not None:
+                raise RequestError(f"layer {wrong} is not of this memory of {self.layers} layers")
+            each = self.parts // self.layers
+            parts = [layer * each + part for layer in layers for part in range(each)]
+        return [part * count + block for part in parts for block in block_ids]
 
     def block_of(self, range_id: int) -> int:
         """The block that a range of this memory is a part of."""

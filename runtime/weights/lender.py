@@ -200,7 +200,21 @@ class Lender:
             async for want in wants:
                 if self._is_draining():
                     raise UnavailableError("this worker is shutting down")
-                block = self._staged(loan, want, self._memory)
+                if (
+                    want.chunk >= manifest.count
+                    or want.chunk < want.done
+                    or want.chunk in loan.held
+                ):
+                    raise RemoteProtocolError(
+                        f"chunk {want.chunk} after {want.done} makes no sense"
+                    )
+                loan.done = max(loan.done, want.done)
+                # Those that are done are free before the next one.
+                self._take_back(loan, want.done, self._memory)
+                if len(loan.held) >= WINDOW:
+                    raise RemoteProtocolError(f"more than {WINDOW} chunks are wanted at once")
+                block = self._free.pop()
+                loan.held[want.chunk] = (block, 0)
                 length = manifest.length(want.chunk)
                 await self._pace.take(length)
                 start = block * manifest.chunk_bytes
@@ -221,18 +235,6 @@ class Lender:
             del self._loans[key]
             self._metrics.lending(len(self._loans))
             self._take_back(loan, loan.manifest.count, memory)
-
-    def _staged(self, loan: _Loan, want: Want, memory: RoutedMemory) -> int:
-        """The block for a chunk that is wanted; those that are done are free before."""
-        if want.chunk >= loan.manifest.count or want.chunk < want.done or want.chunk in loan.held:
-            raise RemoteProtocolError(f"chunk {want.chunk} after {want.done} makes no sense")
-        loan.done = max(loan.done, want.done)
-        self._take_back(loan, want.done, memory)
-        if len(loan.held) >= WINDOW:
-            raise RemoteProtocolError(f"more than {WINDOW} chunks are wanted at once")
-        block = self._free.pop()
-        loan.held[want.chunk] = (block, 0)
-        return block
 
     def _grant(self, loan: _Loan, chunk: int, block: int, memory: RoutedMemory) -> int:
         ticket = self._rng.getrandbits(_TICKET_BITS) + 1

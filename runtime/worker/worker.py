@@ -9,6 +9,7 @@ Its items go to an `OutgoingAnswer`: a handler that pushes calls it from whereve
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Final
 
 import msgspec
@@ -186,7 +187,7 @@ class Worker:
         if len(self._active) >= self.requests_max and not endpoint.serves_admitted:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
-        elif self._is_cancelled(envelope.id):
+        elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
             status, message = AckStatus.INVALID, "the request was cancelled before it arrived"
         elif envelope.id in self._active:
             status, message = AckStatus.INVALID, f"request id {envelope.id} is in use"
@@ -204,12 +205,8 @@ class Worker:
                 status, message = AckStatus.FAILED, single.message
         return Answer(id=envelope.id, status=status, message=message), request
 
-    def _is_cancelled(self, request_id: str) -> bool:
-        until = self._cancelled.get(request_id)
-        return until is not None and until > trio.current_time()
-
     def _absence(self, envelope: Envelope) -> Answer | None:
-        """The NACK for what no patience helps: it leaves, or is not the one that is meant."""
+        """A refusal that a retry cannot change: it leaves, or is not the one that is meant."""
         endpoint = self._endpoints.get(envelope.endpoint)
         serves_admitted = endpoint is not None and endpoint.serves_admitted
         if self._nursery is None or (self._draining and not serves_admitted):

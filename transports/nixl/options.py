@@ -6,6 +6,7 @@ that no device here can honour is refused with a sentence, never dropped.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -43,7 +44,9 @@ def find_devices(name: str | None, sys_class: Path = Path("/sys/class")) -> Devi
     if not port and _is_there(sys_class / "net", name):
         behind = sys_class / "net" / name / "device" / "infiniband"
         adapters = sorted(each.name for each in behind.iterdir()) if behind.is_dir() else []
-        number = _port_number(sys_class / "net" / name)
+        number = 1
+        with suppress(OSError, ValueError):
+            number += int((sys_class / "net" / name / "dev_port").read_text("ascii"))
         rdma = tuple(f"{each}:{number}" for each in adapters)
         # The interface itself stays in the list: TCP finds out there that a peer has died.
         return Devices((*rdma, name), has_rdma=bool(rdma))
@@ -61,13 +64,6 @@ def find_devices(name: str | None, sys_class: Path = Path("/sys/class")) -> Devi
 
 def _is_there(folder: Path, name: str) -> bool:
     return folder.is_dir() and name in {each.name for each in folder.iterdir()}
-
-
-def _port_number(interface: Path) -> int:
-    try:
-        return int((interface / "dev_port").read_text("ascii")) + 1
-    except (OSError, ValueError):
-        return 1
 
 
 def ucx_environment(

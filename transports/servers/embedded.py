@@ -315,7 +315,16 @@ async def _open_server(
     name: str, make: Callable[[Path], EmbeddedServer], *, attempts: int
 ) -> AsyncIterator[EmbeddedServer]:
     with scratch_directory(f"trinamo-{name}-") as directory:
-        server = await _start_one(lambda: make(directory), attempts=attempts)
+        while True:
+            server = make(directory)
+            attempts -= 1
+            try:
+                await server.start()
+                break
+            except ConnectError as error:
+                # One whose port was taken meanwhile is given up for another.
+                if attempts == 0 or "address already in use" not in str(error):
+                    raise
         try:
             async with supervised([server]):
                 yield server
@@ -324,20 +333,6 @@ async def _open_server(
             # a Ctrl-C would kill servers that only need a moment to close their files.
             with trio.CancelScope(shield=True):
                 await server.stop()
-
-
-async def _start_one(make: Callable[[], EmbeddedServer], *, attempts: int) -> EmbeddedServer:
-    """Start a server; one whose port was taken meanwhile is given up for another."""
-    while True:
-        server = make()
-        attempts -= 1
-        try:
-            await server.start()
-        except ConnectError as error:
-            if attempts == 0 or "address already in use" not in str(error):
-                raise
-        else:
-            return server
 
 
 @asynccontextmanager

@@ -125,14 +125,9 @@ class LlamaCppEngine:
         self._batch = llama.LlamaBatch(n_tokens=step_tokens_max, embd=0, n_seq_max=1)
         self._greedy = llama.LlamaSampler(llama.LlamaSamplerChainParams())
         self._greedy.add_greedy()
-        self._blocks = self._stage(layout)
-        if self._blocks is not None:
-            fingerprint = self._blocks.fingerprint(self.info.fingerprint)
-            self.info = attrs.evolve(self.info, kv_fingerprint=fingerprint)
-
-    def _stage(self, layout: KvLayout) -> StagedBlocks | None:
+        self._blocks: StagedBlocks | None = None
         try:
-            return StagedBlocks(
+            self._blocks = StagedBlocks(
                 self._context,
                 self._batch,
                 heads=self._model.n_head_kv,
@@ -141,8 +136,10 @@ class LlamaCppEngine:
                 layout=layout,
             )
         except ValueError as error:
-            _log.warning("the KV of %s cannot leave llama.cpp: %s", self.info.model, error)
-            return None
+            _log.warning("the KV of %s cannot leave llama.cpp: %s", model, error)
+        else:
+            fingerprint = self._blocks.fingerprint(self.info.fingerprint)
+            self.info = attrs.evolve(self.info, kv_fingerprint=fingerprint)
 
     @property
     def memory(self) -> KvMemory | None:
@@ -336,12 +333,19 @@ def import_llama() -> ModuleType:
 
 def load_model(llama: Any, path: Path) -> Any:
     """The model at `path`, for the CPU; `ConfigError` if it cannot be used."""
+
+    class Model(llama.LlamaModel):  # type: ignore[misc]
+        @property
+        def n_vocab(self) -> int:
+            """`LlamaContext.get_logits_ith` of cyllama 0.2.18 asks for it, and nobody has it."""
+            return int(self.get_vocab().n_vocab)
+
     llama.disable_logging()
     llama.ggml_backend_load_all()
     parameters = llama.LlamaModelParams()
     parameters.n_gpu_layers = 0
     try:
-        model = _model_type(llama)(str(path), parameters)
+        model: Any = Model(str(path), parameters)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"llama.cpp cannot load {path}: {error}") from error
     kind = model.meta_val_str("tokenizer.ggml.model")
@@ -350,16 +354,6 @@ def load_model(llama: Any, path: Path) -> Any:
             f"{path} has a {kind!r} vocabulary; only byte-level BPE ('gpt2') is supported"
         )
     return model
-
-
-def _model_type(llama: Any) -> Any:
-    class Model(llama.LlamaModel):  # type: ignore[misc]
-        @property
-        def n_vocab(self) -> int:
-            """`LlamaContext.get_logits_ith` of cyllama 0.2.18 asks for it, and nobody has it."""
-            return int(self.get_vocab().n_vocab)
-
-    return Model
 
 
 def make_context(llama: Any, model: Any, parameters: Any) -> Any:

@@ -247,8 +247,10 @@ class JetStream:
         answer = await self.find(f"STREAM.MSG.GET.{stream}", query, _Found, deadline=deadline)
         if answer is None:
             return None
-        found = answer.message
-        headers, stored_s = _parse_headers(found.hdrs), parse_time(found.time)
+        found, stored_s = answer.message, parse_time(answer.message.time)
+        lines = found.hdrs.decode("utf-8", "replace").split("\r\n")[1:]
+        pairs = (line.partition(":") for line in lines if ":" in line)
+        headers = {name: value.strip() for name, _, value in pairs}
         return StoredMessage(found.subject, found.seq, found.data, headers, stored_s)
 
 
@@ -269,9 +271,3 @@ def _decode(payload: bytes, kind: type[R]) -> R:
         return msgspec.json.decode(payload or b"{}", type=kind)
     except UNDECODABLE as error:
         raise RemoteProtocolError(f"not an answer of JetStream: {error}") from error
-
-
-def _parse_headers(block: bytes) -> dict[str, str]:
-    lines = block.decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if ":" in line)
-    return {name: value.strip() for name, _, value in pairs}
