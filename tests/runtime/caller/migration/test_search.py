@@ -171,7 +171,7 @@ async def test_so_many_wait_and_no_more(autojump_clock: MockClock) -> None:
 
 
 async def test_without_patience_and_with_a_name_nobody_waits(autojump_clock: MockClock) -> None:
-    for given in ({"patience": None}, {"instance_id": "9"}):
+    for made in (search(router(), patience=None), search(router(), instance_id="9")):
         with pytest.raises(UnavailableError):
-            await search(router(), **given).choose()
+            await made.choose()
     assert trio.current_time() == 0

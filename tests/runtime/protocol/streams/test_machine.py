@@ -188,5 +188,7 @@ def test_a_worker_is_told_why_its_caller_ended_the_stream(
     else:
         machine.receive(word)
     machine.send(Sentinel())
-    assert machine.ended == Ended(end, Role.CALLER, word)
-    assert machine.ended.reason is reason
+    ended = machine.ended
+    assert ended == Ended(end, Role.CALLER, word)
+    assert ended is not None
+    assert ended.reason is reason
