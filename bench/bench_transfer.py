@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from trinamo.cli.bench.transfer import BENCH_BACKENDS, open_pair
-from trinamo.cli.bench.transfer_text import Row, rows_svg
+from trinamo.cli.bench.transfer_text import TransferRow, rows_svg
 
 KINDS = ("tcp", "tcp crc32", "tcp plain", *BENCH_BACKENDS[1:])
 IPERF3 = {"iperf3": (), "iperf3 -C reno": ("-C", "reno")}
@@ -195,7 +195,7 @@ def main() -> None:
     if chosen.plot is not None:
         title = f"{blocks} scattered blocks of {block_bytes} bytes, median of {chosen.rounds}"
         rows = [
-            Row(
+            TransferRow(
                 *row,
                 gb_per_s=rounds.median(row, "rate"),
                 mover_s_per_gb=rounds.median(row, "cpu"),

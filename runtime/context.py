@@ -23,7 +23,7 @@ import trio
 
 from .errors import DeadlineError
 from .protocol.streams.reasons import Reason
-from .traces.trace import NO_TRACE, Trace
+from .traces.trace import NO_TRACE, RequestTrace
 
 __all__ = ["Context", "KillableScope", "Reason", "State"]
 
@@ -74,7 +74,7 @@ class Context:
         """How many workers fell silent while they held the request: it may be what blocks them."""
         self.deadline = math.inf
         """When the whole request must be over, on trio's clock; see `limit`."""
-        self.trace: Trace = NO_TRACE if parent is None else parent.trace
+        self.trace: RequestTrace = NO_TRACE if parent is None else parent.trace
         """Where whoever works for the request writes the legs of its way."""
         # What most requests never need is made when it is asked for.
         self._scope: trio.CancelScope | None = None

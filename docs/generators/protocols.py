@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trinamo.runtime.errors import EngineError
-from trinamo.runtime.protocol.discovery.presence import PRESENCE, Fault, Presence, Sign
+from trinamo.runtime.protocol.discovery.presence import PRESENCE, InstanceFault, Presence, Sign
 from trinamo.runtime.protocol.streams.control import (
     Closed,
     Declined,
@@ -173,7 +173,7 @@ def _render_presence(table: PresenceTable) -> str:
     lines += ["", "| sign | meaning |", "|---|---|"]
     lines += [f"| {sign.name} | {sign.value} |" for sign in Sign]
     lines += ["", _FAULTS_PREFACE, "| fault | meaning |", "|---|---|"]
-    lines += [f"| {fault.name} | {' '.join(fault.value.split())} |" for fault in Fault]
+    lines += [f"| {fault.name} | {' '.join(fault.value.split())} |" for fault in InstanceFault]
     return "\n".join([*lines, ""])
 
 

@@ -16,7 +16,12 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import DeadlineError, OverloadedError, UnavailableError
 from trinamo.runtime.events.load import BusyLimits
-from trinamo.runtime.http.admission.admission import LOOK_INTERVAL_S, Admission, Ticket, Wanted
+from trinamo.runtime.http.admission.admission import (
+    LOOK_INTERVAL_S,
+    Admission,
+    Ticket,
+    WaitingRequest,
+)
 from trinamo.runtime.http.exchanges import ClientGoneError
 from trinamo.runtime.http.models.models import RoutedEngine
 from trinamo.runtime.metrics.metrics import Metrics
@@ -169,7 +174,7 @@ class House:
     async def ask(self, story: Story, nursery: trio.Nursery) -> None:
         plan, admission = story.plan, self.admission
         engine = self.engines[plan.engine]
-        wanted = Wanted(str(plan.engine), lambda: engine)
+        wanted = WaitingRequest(str(plan.engine), lambda: engine)
         deadline = trio.current_time() + plan.deadline_s
         with admission.arriving("a", str(plan.party)) as ticket:
             admission.check_load(self.engines, ticket.party)
@@ -195,7 +200,7 @@ class House:
     async def wait(
         self,
         ticket: Ticket,
-        wanted: Wanted,
+        wanted: WaitingRequest,
         engine: FakeEngine,
         deadline: float,
         plan: Plan,

@@ -24,7 +24,7 @@ from trinamo.runtime.protocol.streams.link_frames import (
     MESSAGES_FROM,
     Credit,
     Kind,
-    Message,
+    LinkMessage,
     Opening,
     encode_credit,
     encode_event,
@@ -40,7 +40,7 @@ from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import StreamType
 
 STREAMS = 4
-Said = bytes | Control | Credit | Message
+Said = bytes | Control | Credit | LinkMessage
 
 events: st.SearchStrategy[Said] = st.one_of(
     st.sampled_from([Opened(), Sentinel(), Closed()]),
@@ -55,7 +55,7 @@ items = st.binary(min_size=1, max_size=40) | st.integers(1, 5).map(
     lambda parts: bytes(parts * PART_BYTES - 3)
 )
 messages = st.builds(
-    Message,
+    LinkMessage,
     st.sampled_from([Kind.REQUEST, Kind.ANSWER]),
     st.binary(max_size=9),
     st.just(b"") | items,
@@ -101,7 +101,7 @@ def write(mux: Multiplexer, said: list[tuple[int, Said]]) -> bytes:
     for stream, what in said:
         while stream in busy:
             send()
-        if isinstance(what, Message):
+        if isinstance(what, LinkMessage):
             mux.add_message(what.kind, what.header, what.payload)
         elif isinstance(what, Credit):
             mux.add(encode_credit(stream, what.given_bytes))
@@ -129,10 +129,10 @@ def test_each_stream_hears_what_was_said_on_it_in_order(
     heard: dict[int, list[object]] = {stream: [] for stream in range(STREAMS + 1)}
     for piece in cut(write(Multiplexer(), said), places):
         for number, what in demux.feed(piece):
-            stream = 0 if isinstance(what, Message) else number
+            stream = 0 if isinstance(what, LinkMessage) else number
             heard[stream] += what if isinstance(what, list) else [told(what)]
-    asked = [each for _, each in said if isinstance(each, Message)]
-    arrived = [each for each in heard.pop(0) if isinstance(each, Message)]
+    asked = [each for _, each in said if isinstance(each, LinkMessage)]
+    arrived = [each for each in heard.pop(0) if isinstance(each, LinkMessage)]
     assert [each for each in arrived if is_short(each)] == [
         each for each in asked if is_short(each)
     ]
@@ -142,7 +142,7 @@ def test_each_stream_hears_what_was_said_on_it_in_order(
     assert demux.pending_bytes == 0
 
 
-def is_short(message: Message) -> bool:
+def is_short(message: LinkMessage) -> bool:
     return len(message.payload) <= PART_BYTES
 
 
@@ -162,7 +162,7 @@ def test_a_message_that_is_dropped_never_arrives_and_leaves_nothing(
             if drop_at == turn and mux.drop_message(numbers[place]):
                 dropped.add(b"%d" % place)
         for _, what in demux.feed(mux.take()[0]):
-            assert isinstance(what, Message)
+            assert isinstance(what, LinkMessage)
             arrived.add(what.header)
     assert mux.is_empty
     assert mux.message_bytes == demux.pending_bytes == 0

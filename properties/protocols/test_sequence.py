@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from trinamo.runtime.protocol.events.sequence import (
     SequencedEvent,
     SequencedView,
-    Step,
+    SequenceStep,
     WholeSnapshot,
 )
 
@@ -32,7 +32,7 @@ class Follower:
         self.view = SequencedView(buffered_max=4)
         self.state: list[int] = []
 
-    def apply(self, step: Step) -> None:
+    def apply(self, step: SequenceStep) -> None:
         if step.snapshot is not None:
             self.state = list(b"".join(step.snapshot))
         self.state += [body[0] for body in step.events]

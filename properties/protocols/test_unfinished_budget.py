@@ -6,7 +6,7 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from trinamo.transports.tcp.unfinished import Budget
+from trinamo.transports.tcp.unfinished import ByteBudget
 
 STEP = 10
 frames = st.lists(
@@ -21,7 +21,7 @@ def test_every_frame_becomes_whole_or_gives_its_bytes_back(
     """Whatever the sizes and the pauses, and though some give up while they wait: nobody waits for
     ever, no more is held than the budget, the largest frame and one step of everybody, and nothing
     is held at the end."""
-    budget = Budget(bytes_max)
+    budget = ByteBudget(bytes_max)
     most = bytes_max + max(size for size, _, _ in planned) + STEP * len(planned)
     whole: list[int] = []
 

@@ -16,10 +16,10 @@ import trio
 from ..context import Context
 from ..deadlines import Deadlines
 from ..errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
-from ..planes import Delivery, InputRegistration, ResponsePlane
+from ..planes import InputRegistration, PostedRequest, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
-from ..protocol.streams.request import Answer, Envelope, attempt_id, raise_for_nack
+from ..protocol.streams.request import Envelope, RequestAnswer, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
 from ..sinks import Sink
 from .router import Router
@@ -79,7 +79,7 @@ class StreamAttempt(Attempt):
         super().__init__(instance, context, router, asked)
         self.input: InputRegistration | None = None
         self._plane, self._openings, self._rng = plane, openings, rng
-        self._delivery: Delivery | None = None
+        self._delivery: PostedRequest | None = None
         self._sending: trio.CancelScope | None = None
         """While it waits for room."""
         self._error: DisconnectedError | None = None
@@ -177,7 +177,7 @@ class StreamAttempt(Attempt):
                 )
             )
 
-    def _take(self, answer: Answer | TrinamoError, _: bytes = b"") -> None:
+    def _take(self, answer: RequestAnswer | TrinamoError, _: bytes = b"") -> None:
         """A NACK, why there will be no answer, or the ACK of a worker that calls home."""
         try:
             if isinstance(answer, TrinamoError):

@@ -26,7 +26,7 @@ from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName, Instance
-from ..protocol.discovery.presence import Fault, InFlight, Presence, Sign
+from ..protocol.discovery.presence import InFlight, InstanceFault, Presence, Sign
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 
@@ -115,7 +115,7 @@ class Instances:
         now = self._env.clock.now()
         statuses = [each.status(now) for each in self]
         return (
-            sum(Fault.UNREACHED not in each.faults for each in self),
+            sum(InstanceFault.UNREACHED not in each.faults for each in self),
             statuses.count(InstanceStatus.INHIBITED),
             statuses.count(InstanceStatus.STALE),
         )
@@ -232,9 +232,9 @@ class Instances:
 
     def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:
         """A request to it ended with `error`: it may be passed over, while there is another."""
-        before = record.faults.get(Fault.FAILED, -math.inf)
+        before = record.faults.get(InstanceFault.FAILED, -math.inf)
         if record.fail(error, now, lasts_s):
-            self._faulty_until = max(self._faulty_until, record.faults[Fault.FAILED])
+            self._faulty_until = max(self._faulty_until, record.faults[InstanceFault.FAILED])
             self._env.note("router.inhibit", instance=record.instance.id)
             if before <= now:  # Once, however many streams it took along.
                 self._log.warning("instance %s of %s is inhibited", record.instance)

@@ -21,7 +21,7 @@ from ..nurseries import open_nursery
 from ..planes import RequestPlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import Presence, Sign
-from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
+from ..protocol.streams.request import AckStatus, Envelope, RequestAnswer, RequestKind
 from .instances import Instances
 from .record import InstanceRecord
 from .unary import UnaryAttempt
@@ -184,7 +184,9 @@ async def probe(routes: Collection[Route], instance: Instance, env: Env, timeout
     return sign
 
 
-async def _ask(route: Route, instance: Instance, env: Env, timeout_s: float) -> Answer | None:
+async def _ask(
+    route: Route, instance: Instance, env: Env, timeout_s: float
+) -> RequestAnswer | None:
     plane, address = route
     envelope = Envelope(
         id=draw_id(env.rng),

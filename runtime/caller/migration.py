@@ -70,7 +70,7 @@ class MigrationSeries:
         self._durations.tally(outcome).observe(self.now() - since)
 
     def refused(self, reason: str) -> None:
-        """An answer ends with its worker, for `reason`: the name of a `Verdict`."""
+        """An answer ends with its worker, for `reason`: the name of a `ReplayVerdict`."""
         self._refused.tally(reason).value += 1
 
 
@@ -85,7 +85,7 @@ class MigrationPolicy:
     """A longer sequence, prompt and answer together, is not computed again."""
 
 
-class Verdict(enum.StrEnum):
+class ReplayVerdict(enum.StrEnum):
     """What becomes of an answer whose stream has ended with an error, and why."""
 
     MIGRATE = "it is replayed at another worker"
@@ -101,7 +101,7 @@ class Verdict(enum.StrEnum):
     UNABLE = "not replayed elsewhere: the engine cannot go on with an answer"
 
 
-_SILENT: Final = (Verdict.FINAL, Verdict.STOPPED, Verdict.UNTAKEN)
+_SILENT: Final = (ReplayVerdict.FINAL, ReplayVerdict.STOPPED, ReplayVerdict.UNTAKEN)
 """These say nothing that the error itself does not."""
 
 
@@ -134,25 +134,25 @@ class Progress:
 
 
 # fmt: off
-VERDICTS: Final[Mapping[Verdict, Callable[[TrinamoError, Progress], bool]]] = {
-    Verdict.FINAL:    lambda error, now: now.is_refused or not isinstance(error, ELSEWHERE),
-    Verdict.COMPLETE: lambda _, now: now.is_finished,
-    Verdict.STOPPED:  lambda _, now: now.is_stopped,
-    Verdict.SUSPECT:  lambda _, now: now.is_suspect,
-    Verdict.UNTAKEN:  lambda _, now: not now.is_taken,
-    Verdict.NAMED:    lambda _, now: now.is_named,
-    Verdict.OFF:      lambda _, now: now.policy.migrations_max == 0,
-    Verdict.SPENT:    lambda _, now: now.migration_count >= now.policy.migrations_max,
-    Verdict.LONG:     lambda _, now: now.prompt_tokens + now.delivered_count > now.policy.tokens_max,
-    Verdict.UNABLE:   lambda _, now: not now.keeps_all
+VERDICTS: Final[Mapping[ReplayVerdict, Callable[[TrinamoError, Progress], bool]]] = {
+    ReplayVerdict.FINAL:    lambda error, now: now.is_refused or not isinstance(error, ELSEWHERE),
+    ReplayVerdict.COMPLETE: lambda _, now: now.is_finished,
+    ReplayVerdict.STOPPED:  lambda _, now: now.is_stopped,
+    ReplayVerdict.SUSPECT:  lambda _, now: now.is_suspect,
+    ReplayVerdict.UNTAKEN:  lambda _, now: not now.is_taken,
+    ReplayVerdict.NAMED:    lambda _, now: now.is_named,
+    ReplayVerdict.OFF:      lambda _, now: now.policy.migrations_max == 0,
+    ReplayVerdict.SPENT:    lambda _, now: now.migration_count >= now.policy.migrations_max,
+    ReplayVerdict.LONG:     lambda _, now: now.prompt_tokens + now.delivered_count > now.policy.tokens_max,
+    ReplayVerdict.UNABLE:   lambda _, now: not now.keeps_all
                                      and (now.is_opened or (now.delivered_count > 0 and not now.can_resume)),
-    Verdict.MIGRATE:  lambda _, __: True,
+    ReplayVerdict.MIGRATE:  lambda _, __: True,
 }
 """The first that holds, from the top."""
 # fmt: on
 
 
-def may_migrate(error: TrinamoError, progress: Progress) -> Verdict:
+def may_migrate(error: TrinamoError, progress: Progress) -> ReplayVerdict:
     """What becomes of an answer whose stream ended with `error`: the first of `VERDICTS`."""
     return next(verdict for verdict, holds in VERDICTS.items() if holds(error, progress))
 
@@ -306,10 +306,10 @@ class MigratingAnswer(Sink[Delta]):
         Else it is replayed.
         """
         verdict = may_migrate(error, self._progress())
-        if verdict is Verdict.MIGRATE:
+        if verdict is ReplayVerdict.MIGRATE:
             self._break(worker, error)
             return False
-        if verdict is Verdict.COMPLETE:
+        if verdict is ReplayVerdict.COMPLETE:
             _log.info("request %s: %s (%s)", self._context.id, verdict, error.message)
             return True
         self._settle("cancelled" if self._context.is_killed else "failed")

@@ -12,7 +12,7 @@ import trio
 
 from ..events.load import REPORT_AGE_MAX_S, BusyLimits, LoadReport
 from ..protocol.discovery.instances import Instance
-from ..protocol.discovery.presence import Fault, InFlight, Liveness, Presence
+from ..protocol.discovery.presence import InFlight, InstanceFault, Liveness, Presence
 
 
 class InstanceStatus(enum.StrEnum):
@@ -83,7 +83,7 @@ class InstanceRecord(Liveness):
         """How it is seen; it has not left."""
         if self.is_foreign:
             return InstanceStatus.FOREIGN
-        if Fault.UNREACHED in self.faults:
+        if InstanceFault.UNREACHED in self.faults:
             return InstanceStatus.SUSPECTED if self.connected_once else InstanceStatus.UNREACHED
         if self.instance.draining:
             return InstanceStatus.DRAINING
@@ -95,7 +95,9 @@ class InstanceRecord(Liveness):
     def is_reached(self) -> bool:
         """Whether a request to it would arrive and be taken, as far as is known."""
         is_out = self.instance.draining or self.is_foreign
-        return not (is_out or self.faults.keys() & {Fault.UNREACHED, Fault.UNRESPONSIVE})
+        return not (
+            is_out or self.faults.keys() & {InstanceFault.UNREACHED, InstanceFault.UNRESPONSIVE}
+        )
 
     def begin(self, request: InFlight) -> bool:
         """See `Liveness`; its task looks at it from now on."""

@@ -9,7 +9,7 @@ from ..context import Context
 from ..errors import DisconnectedError, TrinamoError
 from ..planes import RequestPlane
 from ..protocol.discovery.presence import InFlight
-from ..protocol.streams.request import Answer, Envelope
+from ..protocol.streams.request import Envelope, RequestAnswer
 
 
 class UnaryAttempt(InFlight):
@@ -28,7 +28,7 @@ class UnaryAttempt(InFlight):
 
     async def run(
         self, plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
-    ) -> tuple[Answer, bytes]:
+    ) -> tuple[RequestAnswer, bytes]:
         """The answer and its result, unless the worker is silent and taken for lost before that.
 
         Cancelled, it has told the worker to forget the request, and why.
@@ -46,7 +46,7 @@ class UnaryAttempt(InFlight):
 
         try:
             self._task = trio.lowlevel.current_task()
-            said: tuple[Answer, bytes] = await trio.lowlevel.wait_task_rescheduled(abort)
+            said: tuple[RequestAnswer, bytes] = await trio.lowlevel.wait_task_rescheduled(abort)
             return said
         finally:
             # Of an answer that has come this does nothing.
@@ -62,13 +62,13 @@ class UnaryAttempt(InFlight):
         else:
             self._wake(outcome.Error(error))
 
-    def _take(self, answer: Answer | TrinamoError, result: bytes) -> None:
+    def _take(self, answer: RequestAnswer | TrinamoError, result: bytes) -> None:
         if isinstance(answer, TrinamoError):
             self._wake(outcome.Error(answer))
         else:
             self._wake(outcome.Value((answer, result)))
 
-    def _wake(self, said: outcome.Outcome[tuple[Answer, bytes]]) -> None:
+    def _wake(self, said: outcome.Outcome[tuple[RequestAnswer, bytes]]) -> None:
         if self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task, said)

@@ -23,7 +23,7 @@ from ..env import Env
 from ..protocol.disaggregation.decision import PrefillReason, Situation, decide
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
-from .flow import Filled, Flow
+from .flow import Filled, PrefillFlow
 from .metrics import DecodeMetrics
 
 _log = logging.getLogger("trinamo.disaggregation")
@@ -48,7 +48,7 @@ class DisaggregatedEngine:
     def __init__(
         self,
         host: DecodeHost,
-        flow: Flow,
+        flow: PrefillFlow,
         prefills: Router,
         *,
         limits: Callable[[], DisaggregationLimits],

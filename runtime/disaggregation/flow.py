@@ -88,7 +88,7 @@ class Filled:
     """How many blocks were moved for it."""
 
 
-class Flow(Protocol):
+class PrefillFlow(Protocol):
     """One way to have a prompt computed by a prefill worker, as the decode worker sees it."""
 
     mode: str

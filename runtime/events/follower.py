@@ -23,8 +23,8 @@ from ..protocol.events.sequence import (
     SequenceCounts,
     SequencedEvent,
     SequencedView,
+    SequenceStep,
     SnapshotAssembly,
-    Step,
     Trouble,
     WholeSnapshot,
     decode_event,
@@ -175,7 +175,7 @@ class EventFollower:
         what = f"{event.publisher[:_LINE_MAX]} at {event.incarnation}/{event.sequence}"
         self._notices.log(level, f"{self._topic}: {trouble}", what)
 
-    def _apply(self, publisher: str, followed: _Followed, step: Step) -> None:
+    def _apply(self, publisher: str, followed: _Followed, step: SequenceStep) -> None:
         try:
             if step.snapshot is not None:
                 self.snapshot_count += 1

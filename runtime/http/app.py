@@ -193,7 +193,7 @@ def trace_route(traces: Traces) -> Route:
 
 
 @attrs.frozen
-class Health:
+class HealthAnswer:
     """What `/health` says: 200 if ready, else 503, with the status in a word and any facts."""
 
     is_ready: bool
@@ -204,7 +204,7 @@ class Health:
 def build_status_app(
     metrics: Metrics,
     traces: Traces,
-    check_health: Callable[[], Health],
+    check_health: Callable[[], HealthAnswer],
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application of a status port; `check_health` is called per question and must not wait.

@@ -37,8 +37,8 @@ from ..protocol.openai.requests import (
     decode_completion_request,
 )
 from ..traces.ring import Traces
-from ..traces.trace import Leg, Trace
-from .admission.admission import Admission, Ticket, Wanted
+from ..traces.trace import Leg, RequestTrace
+from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
 from .exchanges import (
     ClientGoneError,
@@ -55,9 +55,9 @@ from .models.models import Engine, ModelAwayError, ModelKind, ModelManager, Rout
 from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import (
+    AnswerDelivery,
     AnswerSink,
     BodySink,
-    Delivery,
     EventSink,
     PassedBody,
     PassedEvents,
@@ -107,7 +107,7 @@ class _Post:
     id: str
     """Inside the cluster."""
     came_at: float
-    trace: Trace
+    trace: RequestTrace
     leg: Leg
     deadline: float = 0.0
     """On trio's clock."""
@@ -125,7 +125,7 @@ class Parsed:
     asked: str
     """The model's name as the client wrote it, which may be an alias: the answer carries it."""
     is_streamed: bool
-    wanted: Wanted
+    wanted: WaitingRequest
     tokens_max: int
     """Of the answer, as far as it can be told here."""
     wants_usage: bool = False
@@ -248,7 +248,7 @@ class Inference:
             if context is None:
                 context = await self._wait(post, ticket, wanted)
             try:
-                if isinstance(parsed, Wanted):
+                if isinstance(parsed, WaitingRequest):
                     parsed = self._understand(post, body)
                 elif ticket.until:
                     # It had to wait, and others may serve the model by now.
@@ -264,7 +264,7 @@ class Inference:
             finally:
                 admission.leave(context, ticket)
 
-    async def _wait(self, post: _Post, ticket: Ticket, wanted: Wanted) -> Context:
+    async def _wait(self, post: _Post, ticket: Ticket, wanted: WaitingRequest) -> Context:
         """Wait for a place, as `AdmissionQueue.wait` does; how long, the request's line tells."""
         metrics = self._manager.metrics
         began_at = metrics.now()
@@ -278,7 +278,7 @@ class Inference:
 
     # --- what is asked -------------------------------------------------------------------------
 
-    def _understand(self, post: _Post, body: Body) -> Parsed | Wanted:
+    def _understand(self, post: _Post, body: Body) -> Parsed | WaitingRequest:
         """What is asked, and of whom; only of whom, while nobody is there to say what may be.
 
         Then it is to be read again; else the body is held no more.
@@ -303,9 +303,9 @@ class Inference:
         post.data = None
         return parsed
 
-    def _wanted(self, model: str) -> Wanted:
+    def _wanted(self, model: str) -> WaitingRequest:
         kind = self._endpoint.kind
-        return Wanted(model, lambda: self._manager.find(model, kind)[1])
+        return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
 
     def _take(self, request: ChatCompletionRequest | CompletionRequest, tenant: str) -> Parsed:
         model, engine = self._manager.find(request.model, self._endpoint.kind)
@@ -383,7 +383,7 @@ class Inference:
             Body(admission.answers) as kept,
         ):
             context.trace = post.trace
-            delivery = Delivery(
+            delivery = AnswerDelivery(
                 exchange,
                 record,
                 post.headers,
@@ -401,7 +401,7 @@ class Inference:
         self._manager.env.note("http.answered", id=post.id, outcome=record.outcome)
         return record
 
-    def _sink(self, parsed: Parsed, to: Delivery) -> AnswerSink:
+    def _sink(self, parsed: Parsed, to: AnswerDelivery) -> AnswerSink:
         if parsed.is_passed:
             if not parsed.is_streamed:
                 return PassedBody(to)

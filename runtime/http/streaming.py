@@ -1,7 +1,7 @@
 """One answer to one client: whole, or as a stream of events that can break.
 
 The engine's deltas come to a sink, which makes events of them and writes them to the client at
-once. So the task of the request, which is in `Delivery.run`, sleeps from the first delta to the
+once. So the task of the request, which is in `AnswerDelivery.run`, sleeps from the first delta to the
 end. The status goes out with the first event, so an early failure has its real status; later errors
 become a last event, and the stream ends without `[DONE]`. Answers of upstreams are passed on as
 they come; a refusal of theirs, such as a 400 that names a parameter, is the answer, too: with its
@@ -56,7 +56,7 @@ EVENT_HEADERS: Final = [
 class AnswerSink(Sink[Delta], ABC):
     """Makes one answer of deltas; `finish` or `fail` ends it."""
 
-    def __init__(self, to: Delivery) -> None:
+    def __init__(self, to: AnswerDelivery) -> None:
         super().__init__()
         self._to, self._exchange, self._record = to, to.exchange, to.record
         self._left, self._size = to.count_max, 0
@@ -124,7 +124,7 @@ class AnswerSink(Sink[Delta], ABC):
 class EventSink(AnswerSink):
     """Writes an event for each delta. The last one waits for the end, and goes out with `[DONE]`."""
 
-    def __init__(self, to: Delivery, make_form: Callable[[], AnswerFormat]) -> None:
+    def __init__(self, to: AnswerDelivery, make_form: Callable[[], AnswerFormat]) -> None:
         super().__init__(to)
         self._form = make_form()
         self._has_waited = False
@@ -161,7 +161,7 @@ class BodySink(AnswerSink):
 
     keeps_all = True
 
-    def __init__(self, to: Delivery, make_form: Callable[[], AnswerFormat]) -> None:
+    def __init__(self, to: AnswerDelivery, make_form: Callable[[], AnswerFormat]) -> None:
         super().__init__(to)
         self._make_form, self._form = make_form, make_form()
 
@@ -190,7 +190,7 @@ class BodySink(AnswerSink):
 
 
 @attrs.define(eq=False)
-class Delivery:
+class AnswerDelivery:
     """The way of one request's answer to its client, and its books.
 
     A client that leaves ends the request as `http.on_disconnect` says. An answer that is not made
@@ -316,7 +316,7 @@ class PassedBody(AnswerSink):
 
     keeps_all = True
 
-    def __init__(self, to: Delivery) -> None:
+    def __init__(self, to: AnswerDelivery) -> None:
         super().__init__(to)
         self._pieces: list[bytes] = []
         self._status = 200
@@ -357,7 +357,7 @@ class PassedEvents(PassedBody):
 
     keeps_all = False
 
-    def __init__(self, to: Delivery, *, ends_with_done: bool) -> None:
+    def __init__(self, to: AnswerDelivery, *, ends_with_done: bool) -> None:
         super().__init__(to)
         self._end = DONE if ends_with_done else b""
         to.exchange.on_room(self.room_again)

@@ -37,7 +37,7 @@ from .events import (
 from .queue import WorkQueue
 from .regions import DeviceMemory, MemoryRegion, Registrable, RemoteMemory
 from .requests import (
-    Delivery,
+    PostedRequest,
     RequestPlane,
     RequestServer,
     RequestService,
@@ -66,7 +66,6 @@ __all__ = [
     "DataPlane",
     "DeadLetter",
     "Delete",
-    "Delivery",
     "DeviceMemory",
     "Entry",
     "EventPlane",
@@ -78,6 +77,7 @@ __all__ = [
     "MemoryRegion",
     "Message",
     "Mover",
+    "PostedRequest",
     "Put",
     "PutOutcome",
     "PutResult",

@@ -9,10 +9,10 @@ import trio
 
 from ..errors import TrinamoError
 from ..protocol.streams.reasons import Reason
-from ..protocol.streams.request import Answer, Envelope
+from ..protocol.streams.request import Envelope, RequestAnswer
 from .responses import CallHome
 
-TakeAnswer = Callable[[Answer | TrinamoError, bytes], None]
+TakeAnswer = Callable[[RequestAnswer | TrinamoError, bytes], None]
 """Gets what came of a request: its ACK, NACK or answer, with a result if it was unary, or an error.
 
 No ACK comes for a stream that is opened on the link of its request: that it is opened is the ACK.
@@ -24,7 +24,7 @@ class RequestService(Protocol):
 
     def admit(
         self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
-    ) -> Answer:
+    ) -> RequestAnswer:
         """Decide without waiting. Once `accepted`, the work is started and will open its stream.
 
         It does so by `answering`, on the link that the request came by; without, it calls home. A
@@ -79,7 +79,7 @@ class RequestServer(Protocol):
         ...
 
 
-class Delivery(Protocol):
+class PostedRequest(Protocol):
     """A request that was posted; once its answer has been taken both methods do nothing."""
 
     def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
@@ -129,7 +129,7 @@ class RequestPlane(Protocol):
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
-    ) -> Delivery | None:
+    ) -> PostedRequest | None:
         """Deliver a request without waiting; None, and nothing was done, while that takes a wait.
 
         `take` is called once at most, later, and must not wait. It gets `ConnectError` if nothing was

@@ -62,7 +62,7 @@ class SettlementPlane(Protocol):
         ...
 
 
-class Answers:
+class SettlementAnswers:
     """What a plane needs to implement `answering`: it asks every owner of transfers there was."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from ..env import Env
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane
 from ..protocol.discovery.instances import Instance, encode_instance
-from ..worker.registration import HeldLease, Registrar
+from ..worker.registration import LeaseFacts, Registrar
 
 
 class LeaseState(enum.StrEnum):
@@ -42,7 +42,7 @@ class OwnEntries:
         )
         self._show(self.registrar.state)
 
-    def _show(self, lease: HeldLease) -> None:
+    def _show(self, lease: LeaseFacts) -> None:
         is_lost = lease.lost_count and not self._is_leaving
         away = LeaseState.LOST if is_lost else LeaseState.NONE
         state = LeaseState.GRANTED if lease.lease_id else away

@@ -303,26 +303,26 @@ class Runtime:
                 await run_steps(self._steps(self.worker))
             self._has_shut_down = True
 
-    def _steps(self, worker: Worker) -> Iterator[Step]:
+    def _steps(self, worker: Worker) -> Iterator[ShutdownStep]:
         limits = self.config.shutdown
         if self._reports is not None:
             self._reports.drain()
-        yield Step("leave discovery", LEAVE_TIMEOUT_S, self._entries.leave)
+        yield ShutdownStep("leave discovery", LEAVE_TIMEOUT_S, self._entries.leave)
         worker.refuse_new()
         self.env.note("drain.begin", active=worker.active_count)
         _log.info("shutdown: new requests are refused; %d in flight", worker.active_count)
-        yield Step("drain", limits.drain_timeout_s, self._drain)
+        yield ShutdownStep("drain", limits.drain_timeout_s, self._drain)
         if worker.active_count:
             worker.stop_all()
-            yield Step("stop", limits.stop_timeout_s, worker.wait_idle)
+            yield ShutdownStep("stop", limits.stop_timeout_s, worker.wait_idle)
         if worker.active_count:
             worker.kill_all()
-            yield Step("kill", KILL_TIMEOUT_S, worker.wait_idle)
+            yield ShutdownStep("kill", KILL_TIMEOUT_S, worker.wait_idle)
         self.env.note("drain.end", active=worker.active_count)
         if self.transfers is not None:
             # The lease comes after: a peer that still moves our blocks must not take us for dead.
-            yield Step("drain transfers", limits.transfer_timeout_s, self.transfers.drain)
-        yield Step("revoke the lease", REVOKE_TIMEOUT_S, self.registrar.revoke)
+            yield ShutdownStep("drain transfers", limits.transfer_timeout_s, self.transfers.drain)
+        yield ShutdownStep("revoke the lease", REVOKE_TIMEOUT_S, self.registrar.revoke)
 
     def drain_with(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Have `drain` called when new requests are refused, and waited for as requests are.
@@ -339,7 +339,7 @@ class Runtime:
 
 
 @attrs.frozen
-class Step:
+class ShutdownStep:
     """What is done within `timeout_s`, or given up."""
 
     name: str
@@ -347,7 +347,7 @@ class Step:
     do: Callable[[], Awaitable[None]]
 
 
-async def run_steps(steps: Iterable[Step]) -> None:
+async def run_steps(steps: Iterable[ShutdownStep]) -> None:
     """Do one after the other; what stands between them in a generator happens between them.
 
     A step that fails or takes too long is told in the log, and does not stop the ones that follow.

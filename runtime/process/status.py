@@ -14,7 +14,7 @@ from ..config.keys import is_loopback, url_of
 from ..engines import GenerationEngine
 from ..errors import ConfigError
 from ..http.admission.keys import ApiKeys
-from ..http.app import Health, build_status_app, operator_routes, tasks_routes
+from ..http.app import HealthAnswer, build_status_app, operator_routes, tasks_routes
 from ..http.service import HttpService
 from ..view.dashboard import Dashboard
 from ..view.facts import FrontendFacts, worker_facts
@@ -44,11 +44,11 @@ async def open_worker_status(
     worker = runtime.worker
     assert worker is not None
 
-    def check_health() -> Health:
+    def check_health() -> HealthAnswer:
         state = runtime.registrar.state
         draining = worker.is_draining
         status = "draining" if draining else "ready" if state.lease_id else "unregistered"
-        return Health(
+        return HealthAnswer(
             is_ready=not draining,
             status=status,
             facts={
@@ -80,11 +80,11 @@ async def open_frontend_status(
 ) -> str:
     """Answer on `http.status_port`, in `nursery`; the URL, or nothing where there is no such port."""
 
-    def check_health() -> Health:
+    def check_health() -> HealthAnswer:
         own = facts() if dashboard is None else dashboard.facts()
         told = {**msgspec.to_builtins(own), **describe_planes(runtime)}
         status = told.pop("status")
-        return Health(is_ready=status == "ready", status=status, facts=told)
+        return HealthAnswer(is_ready=status == "ready", status=status, facts=told)
 
     section = runtime.config.http
     # `trinamo up` gives its one frontend no other port.
@@ -117,7 +117,7 @@ def advertised_status(runtime: Runtime, status_url: str) -> str:
 async def _open(
     nursery: trio.Nursery,
     runtime: Runtime,
-    check_health: Callable[[], Health],
+    check_health: Callable[[], HealthAnswer],
     host: str,
     port: int | None,
     service: HttpService | None = None,

@@ -26,9 +26,9 @@ from ..protocol.queue.consumer import (
     Ack,
     Backoff,
     ConsumerCounts,
-    Ending,
     HeldLease,
     JobOutcome,
+    WorkEnd,
     outcome_of,
     verdict_on,
 )
@@ -58,13 +58,13 @@ class _Work:
 
     job: Job
     lease: HeldLease
-    ending: Ending = Ending.STOPPED
+    ending: WorkEnd = WorkEnd.STOPPED
     reason: str = ""
     error: Exception | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Round the handler; cancelled when the lease is lost."""
 
-    def fail(self, ending: Ending, reason: str, error: Exception) -> None:
+    def fail(self, ending: WorkEnd, reason: str, error: Exception) -> None:
         self.ending, self.reason, self.error = ending, reason, error
 
 
@@ -263,7 +263,7 @@ class Consumer(Generic[T]):
         try:
             body = self._decode(work.job.payload)
         except Exception as error:  # noqa: BLE001 -- whatever the application's decoder raises
-            work.fail(Ending.UNREADABLE, f"it does not decode: {_words(error)}", error)
+            work.fail(WorkEnd.UNREADABLE, f"it does not decode: {_words(error)}", error)
             return
         async with open_nursery() as nursery:
             nursery.start_soon(self._keep, work)
@@ -274,17 +274,17 @@ class Consumer(Generic[T]):
         try:
             with work.scope:
                 await self._handler(work.job, body)
-                work.ending = Ending.FINISHED
+                work.ending = WorkEnd.FINISHED
                 return
         except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
-            work.fail(Ending.RAISED, _words(error), error)
+            work.fail(WorkEnd.RAISED, _words(error), error)
             return
         except BaseExceptionGroup as group:
             # Cancelled from outside, and failed while it cleaned up: only the first goes on.
             _, rest = group.split(Exception)
             assert rest is not None
             raise rest from None
-        work.ending = Ending.LEASE_LOST
+        work.ending = WorkEnd.LEASE_LOST
 
     async def _keep(self, work: _Work) -> None:
         """Extend the lease, again and again; when that fails, end the work."""

@@ -19,7 +19,7 @@ import msgspec
 from ..env import Clock
 from ..protocol.traceparent import decode_traceparent
 from .spans import Tracing
-from .trace import NO_TRACE, Fact, Trace
+from .trace import NO_TRACE, Fact, RequestTrace
 
 FOUND_MAX: Final = 16
 """Traces told for one id. A client may give many of its requests the same."""
@@ -76,22 +76,22 @@ class Traces:
         """How many are kept."""
         self._tracing = tracing
         self._process = process
-        self._ring: deque[Trace] = deque(maxlen=requests_max)
-        self._set_aside: deque[Trace] = deque(maxlen=min(SET_ASIDE_MAX, requests_max))
+        self._ring: deque[RequestTrace] = deque(maxlen=requests_max)
+        self._set_aside: deque[RequestTrace] = deque(maxlen=min(SET_ASIDE_MAX, requests_max))
         """Those that failed, or were under way, when newer ones took their place."""
 
-    def begin(self, request_id: str, traceparent: str = "") -> Trace:
+    def begin(self, request_id: str, traceparent: str = "") -> RequestTrace:
         """The trace of a request that has come; put it at the request's context.
 
         `traceparent` is what its caller said, from wherever. Where no legs become spans it is
         handed on as it is, unless it is malformed.
         """
-        trace: Trace
+        trace: RequestTrace
         if self._tracing is not None:
             trace = self._tracing.begin(request_id, traceparent)
         elif self.requests_max or traceparent:
             is_one = bool(traceparent) and decode_traceparent(traceparent) is not None
-            trace = Trace(self._clock.now, request_id, traceparent if is_one else "")
+            trace = RequestTrace(self._clock.now, request_id, traceparent if is_one else "")
         else:
             return NO_TRACE
         ring = self._ring
@@ -111,7 +111,7 @@ class Traces:
         """
         return self._clock.wall() - self._clock.now()
 
-    def newest_first(self) -> Iterator[Trace]:
+    def newest_first(self) -> Iterator[RequestTrace]:
         """Those that are kept; failed ones, and those under way, for longer than the others."""
         return chain(reversed(self._ring), reversed(self._set_aside))
 
@@ -213,7 +213,7 @@ def view_requests(traces: Traces) -> RequestsView:
     return view
 
 
-def _view(trace: Trace, offset_s: float) -> RequestView:
+def _view(trace: RequestTrace, offset_s: float) -> RequestView:
     root = trace.legs[0]
     now = next((leg for leg in reversed(trace.legs) if leg.end is None), trace.legs[-1])
     attempts = [leg for leg in trace.legs if leg.name == "attempt"]

@@ -16,7 +16,7 @@ import attrs
 
 from ..env import Env
 from ..protocol.traceparent import TraceParent, decode_traceparent, encode_traceparent
-from .trace import Fact, Leg, Trace
+from .trace import Fact, Leg, RequestTrace
 
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64
@@ -100,7 +100,7 @@ class Tracing:
         )
 
 
-class SpanTrace(Trace):
+class SpanTrace(RequestTrace):
     """A trace whose legs are spans."""
 
     __slots__ = ("_prefix", "_root_id", "_suffix", "_tracing", "parent")

@@ -78,7 +78,7 @@ class Leg:
         self.leave(exc)
 
 
-class Trace:
+class RequestTrace:
     """The legs of one request in this process, in the order in which they began."""
 
     __slots__ = ("_now", "legs", "legs_left_out", "request_id", "traceparent")
@@ -135,7 +135,7 @@ class _NoLeg(Leg):
         pass
 
 
-class _NoTrace(Trace):
+class _NoTrace(RequestTrace):
     __slots__ = ("_leg",)
 
     def __init__(self) -> None:
@@ -150,5 +150,5 @@ class _NoTrace(Trace):
         pass
 
 
-NO_TRACE: Final[Trace] = _NoTrace()
+NO_TRACE: Final[RequestTrace] = _NoTrace()
 """The trace of a request that nobody will ask for: whatever is written in it is dropped."""

@@ -32,7 +32,7 @@ from .looks import Look, Place
 from .overview import AWAY, PREFIX, FrontendView, Overview
 from .pages import HEADERS, Tabs, file_routes
 from .requests import ask_legs, legs_view
-from .snapshot import INSTANCES_MAX, Snapshot, Snapshots, role_of
+from .snapshot import INSTANCES_MAX, ClusterSnapshot, Snapshots, role_of
 from .survey import Survey
 from .timeline import Minutes, Seen, Timeline
 
@@ -145,7 +145,7 @@ class Dashboard:
                 log.exception("the dashboard's look has failed", exc_info=errors)
             await trio.sleep_until(began + pause_s)
 
-    async def _look(self) -> Snapshot:
+    async def _look(self) -> ClusterSnapshot:
         survey = await self._look_around(self._url, self._status_url)
         own = next(each for each in survey.frontends if each.is_own)
         own.health = msgspec.to_builtins(self.facts())

@@ -59,7 +59,7 @@ class QueueFacts(msgspec.Struct, kw_only=True):
     oldest_age_s: float = 0.0
 
 
-class Backend(msgspec.Struct, kw_only=True):
+class BackendFacts(msgspec.Struct, kw_only=True):
     """One backend of a chain of KV transfers."""
 
     backend: str = ""
@@ -75,7 +75,7 @@ class Backend(msgspec.Struct, kw_only=True):
 class Transfers(msgspec.Struct, kw_only=True):
     """The chain in its order."""
 
-    chain: list[Backend] = []
+    chain: list[BackendFacts] = []
     moved_bytes: dict[str, _Count] = {}
     """By the instance id of the peer: from it and to it, by transfers that were begun here."""
     fallbacks: _Count = 0

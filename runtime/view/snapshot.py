@@ -115,7 +115,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
     facts: QueueFacts
 
 
-class Snapshot(msgspec.Struct, kw_only=True):
+class ClusterSnapshot(msgspec.Struct, kw_only=True):
     """One look, as the page is told of it."""
 
     number: int
@@ -164,7 +164,7 @@ class Snapshots:
         interval_s: float,
         now_s: float,
         wall: float,
-    ) -> Snapshot:
+    ) -> ClusterSnapshot:
         """The snapshot of `survey`, at `now_s` by the monotonic clock and `wall` by the other.
 
         `known` is what the process that looks knows of its own connections.
@@ -188,7 +188,7 @@ class Snapshots:
         cluster = survey.cluster or {}
         shown_keys = {f"{each.id} {each.endpoint}" for each in instances}
         self._hits = {key: each for key, each in self._hits.items() if key in shown_keys}
-        return Snapshot(
+        return ClusterSnapshot(
             number=self._number,
             at=wall,
             interval_s=interval_s,

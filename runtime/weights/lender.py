@@ -35,10 +35,10 @@ from .files import Hop, read_chunk
 from .messages import (
     WINDOW,
     Ask,
+    HolderOpened,
     Item,
-    Lent,
+    LentChunk,
     Manifest,
-    Opened,
     Want,
     WeightsCard,
     region_fingerprint,
@@ -191,7 +191,7 @@ class Lender:
             )
         file, manifest = found
         with self._lending(context.id, _Loan(ask.taker, manifest), self._memory) as loan:
-            yield Opened(
+            yield HolderOpened(
                 byte_count=manifest.byte_count,
                 chunk_bytes=manifest.chunk_bytes,
                 digests=manifest.digests,
@@ -223,7 +223,7 @@ class Lender:
                 await self._hop(partial(read_chunk, file.path, offset, into))
                 ticket = self._grant(loan, want.chunk, block, self._memory)
                 self._metrics.lent(length)
-                yield Lent(chunk=want.chunk, block=block, ticket=ticket)
+                yield LentChunk(chunk=want.chunk, block=block, ticket=ticket)
 
     @contextmanager
     def _lending(self, key: str, loan: _Loan, memory: RoutedMemory) -> Any:

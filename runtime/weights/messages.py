@@ -1,7 +1,7 @@
 """What a holder publishes of a model file, and what it and a taker tell each other. Sans-IO.
 
 A card under `weights/<sha256 of the file>/<instance>` says that an instance has the file. The taker
-opens an exchange with it: `Ask`, then `Opened`, then for each chunk a `Want` and a `Lent`, which names
+opens an exchange with it: `Ask`, then `HolderOpened`, then for each chunk a `Want` and a `LentChunk`, which names
 the block of the holder's memory that has the chunk now and the ticket to READ it with. Peers say
 nothing about paths, and all that they say is bounded.
 """
@@ -78,7 +78,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """For people: its host and process."""
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
+class HolderOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The first word of a holder: the file in chunks, and the memory that they come through."""
 
     byte_count: _Size
@@ -97,7 +97,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     """Leading chunks that the taker has checked: it reads none of them again."""
 
 
-class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
+class LentChunk(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
     """The chunk is in this block until it is done, and the ticket is good for it alone."""
 
     chunk: _Chunk
@@ -105,7 +105,7 @@ class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
     ticket: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
-Item = Opened | Lent
+Item = HolderOpened | LentChunk
 
 
 def region_fingerprint(chunk_bytes: int) -> str:
@@ -123,7 +123,7 @@ class Manifest:
     digests: bytes = attrs.field(repr=False)
 
     @classmethod
-    def of(cls, sha256: str, opened: Opened) -> Manifest:
+    def of(cls, sha256: str, opened: HolderOpened) -> Manifest:
         """What a holder says; `RemoteProtocolError` if it does not add up."""
         made = cls(sha256, opened.byte_count, opened.chunk_bytes, opened.digests)
         if len(made.digests) != made.count * _DIGEST_BYTES:

@@ -40,10 +40,10 @@ from .messages import (
     WEIGHTS_PREFIX,
     WINDOW,
     Ask,
+    HolderOpened,
     Item,
-    Lent,
+    LentChunk,
     Manifest,
-    Opened,
     Want,
     WeightsCard,
     decode_weights_card,
@@ -64,7 +64,7 @@ def weights_endpoint(namespace: str) -> EndpointName:
 
 
 @attrs.frozen
-class Wanted:
+class MissingFile:
     """A model file that is missing."""
 
     model: str
@@ -83,7 +83,7 @@ class Offer:
 
 
 @attrs.frozen
-class Progress:
+class DownloadProgress:
     """How far it is."""
 
     done: int
@@ -92,7 +92,7 @@ class Progress:
     holder: str
 
 
-async def find_offers(control: ControlPlane, wanted: Wanted) -> list[Offer]:
+async def find_offers(control: ControlPlane, wanted: MissingFile) -> list[Offer]:
     """Who has the file, oldest first; what makes no sense is passed over.
 
     Raises `ConfigError` if several files go by the model's name and none is pinned, and what the
@@ -163,13 +163,13 @@ class Taker:
     metrics: WeightsMetrics
     who: str = ""
     """For the holder's people."""
-    report: Callable[[Progress], None] = lambda _: None
+    report: Callable[[DownloadProgress], None] = lambda _: None
 
     @property
     def _section(self) -> WeightsConfig:
         return self.config.weights
 
-    async def take(self, wanted: Wanted, partial: PartialFile) -> None:
+    async def take(self, wanted: MissingFile, partial: PartialFile) -> None:
         """Fill `partial` and commit it.
 
         Raises `UnavailableError` once nobody has brought a chunk for `weights.patience_s`,
@@ -205,7 +205,7 @@ class Taker:
             if offer is None:
                 await trio.sleep(_PAUSE_MIN_S)
 
-    async def _offers(self, wanted: Wanted) -> list[Offer]:
+    async def _offers(self, wanted: MissingFile) -> list[Offer]:
         try:
             return await find_offers(self.control, wanted)
         except ConfigError:
@@ -233,7 +233,7 @@ class Taker:
 
     async def _take_all(self, exchange: Exchange[Item], offer: Offer, partial: PartialFile) -> None:
         opened = await self._next(exchange)
-        if not isinstance(opened, Opened):
+        if not isinstance(opened, HolderOpened):
             raise RemoteProtocolError("the holder lends before it says what")
         manifest = Manifest.of(offer.sha256, opened)
         if manifest.byte_count > self._section.file_bytes_max:
@@ -250,7 +250,7 @@ class Taker:
             while not partial.is_complete:
                 await reading.ask()
                 lent = await self._next(exchange)
-                if not isinstance(lent, Lent) or lent.chunk != partial.count:
+                if not isinstance(lent, LentChunk) or lent.chunk != partial.count:
                     raise RemoteProtocolError("the holder lends another chunk than was wanted")
                 block = lent.chunk % WINDOW
                 await self._read(memory, block, peer, lent)
@@ -258,7 +258,9 @@ class Taker:
                 length = manifest.length(lent.chunk)
                 await partial.append(window[start : start + length])
                 self.metrics.taken(length)
-                self.report(Progress(partial.byte_count, manifest.byte_count, offer.instance_id))
+                self.report(
+                    DownloadProgress(partial.byte_count, manifest.byte_count, offer.instance_id)
+                )
 
     async def _next(self, exchange: Exchange[Item]) -> Item:
         with trio.move_on_after(self._section.stall_timeout_s):
@@ -268,7 +270,9 @@ class Taker:
                 raise RemoteProtocolError("the holder ended before the file was complete") from None
         raise StalledError(f"no chunk came for {self._section.stall_timeout_s:g} s")
 
-    async def _read(self, memory: RoutedMemory, block: int, peer: RoutedPeer, lent: Lent) -> None:
+    async def _read(
+        self, memory: RoutedMemory, block: int, peer: RoutedPeer, lent: LentChunk
+    ) -> None:
         try:
             await self.router.move(
                 Direction.READ,

@@ -8,7 +8,7 @@ from ..env import Env
 from ..errors import TrinamoError
 from ..metrics.metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
 from ..metrics.tallies import Count, Histogram
-from ..traces.trace import Leg, Trace
+from ..traces.trace import Leg, RequestTrace
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class WorkerMetrics(Metrics):
         )
         self._tallies: dict[str, EndpointTally] = {}
 
-    def begin(self, endpoint: str, trace: Trace, *, is_stream: bool) -> WorkerRecord:
+    def begin(self, endpoint: str, trace: RequestTrace, *, is_stream: bool) -> WorkerRecord:
         """A request was accepted; set the record's `outcome`, then `end` it."""
         tally = self._tallies.get(endpoint)
         if tally is None:

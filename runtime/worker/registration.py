@@ -103,7 +103,7 @@ _CALM_S: Final = 10.0
 
 
 @attrs.define
-class HeldLease:
+class LeaseFacts:
     """What the metrics and `trinamo status` show."""
 
     lease_id: int = 0
@@ -122,7 +122,7 @@ class Registrar:
         env: Env,
         *,
         ttl_s: float = 10.0,
-        on_change: Callable[[HeldLease], None] = lambda _: None,
+        on_change: Callable[[LeaseFacts], None] = lambda _: None,
         metrics: Metrics | None = None,
     ) -> None:
         self._control = control
@@ -143,7 +143,7 @@ class Registrar:
         self._watches: trio.Nursery | None = None
         self._holding = trio.CancelScope()
         self._is_revoked = False
-        self.state = HeldLease()
+        self.state = LeaseFacts()
 
     async def register(self, key: str, render: Render) -> None:
         """Have `render(incarnation)` under `key`, now, after every lost lease, whoever removes it.

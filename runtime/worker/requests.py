@@ -17,9 +17,9 @@ from ..errors import RemoteProtocolError, TrinamoError
 from ..planes import CallHome, RequestService
 from ..protocol.streams.request import (
     AckStatus,
-    Answer,
     Carrier,
     Envelope,
+    RequestAnswer,
     RequestKind,
     decode_cancel,
     decode_envelope,
@@ -27,7 +27,7 @@ from ..protocol.streams.request import (
 )
 
 _SEEN_MAX: Final = 4096
-Reply = Callable[[Answer, bytes], Awaitable[None]]
+Reply = Callable[[RequestAnswer, bytes], Awaitable[None]]
 
 
 class RequestTable:
@@ -71,7 +71,7 @@ class RequestTable:
         """Unary requests that run now."""
         return len(self._unary)
 
-    def take(self, header: bytes, payload: bytes, reply: Reply | None) -> Answer | None:
+    def take(self, header: bytes, payload: bytes, reply: Reply | None) -> RequestAnswer | None:
         """The answer to one frame; None if there is none, or if `reply` will bring it.
 
         `reply` is None where the sender has not said where to. Raises `RemoteProtocolError` for a
@@ -97,12 +97,12 @@ class RequestTable:
             raise RemoteProtocolError(f"request id {envelope.id} is in use")
         if len(self._unary) >= self._unary_max or not self._reserve(len(payload)):
             full = f"no room beside the {len(self._unary)} requests in flight"
-            return Answer(id=envelope.id, status=AckStatus.OVERLOADED, message=full)
+            return RequestAnswer(id=envelope.id, status=AckStatus.OVERLOADED, message=full)
         self._unary[envelope.id] = True
         self._nursery.start_soon(self._answer, envelope, payload, reply)
         return None
 
-    def _admit(self, envelope: Envelope, payload: bytes) -> Answer | None:
+    def _admit(self, envelope: Envelope, payload: bytes) -> RequestAnswer | None:
         response, answering = envelope.response, self._answering
         if response is None or response.carrier is not Carrier.MULTIPLEXED:
             answering = None
@@ -122,7 +122,7 @@ class RequestTable:
         try:
             try:
                 result = await self._service.answer(envelope, payload)
-                answer = Answer(id=envelope.id, status=AckStatus.ACCEPTED)
+                answer = RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED)
             except TrinamoError as error:
                 answer = failure(envelope.id, error)
             if self._unary[envelope.id]:

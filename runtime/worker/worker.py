@@ -33,7 +33,13 @@ from ..metrics.metrics import SUCCESS
 from ..nurseries import open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.streams.request import AckStatus, Answer, Envelope, RequestKind, raise_for_nack
+from ..protocol.streams.request import (
+    AckStatus,
+    Envelope,
+    RequestAnswer,
+    RequestKind,
+    raise_for_nack,
+)
 from ..sinks import Changes
 from ..traces.ring import Traces
 from .endpoint import Endpoint, single_error
@@ -103,13 +109,15 @@ class Worker:
 
     def admit(
         self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
-    ) -> Answer:
+    ) -> RequestAnswer:
         """Decide about a streaming request; if accepted its task is started. Synchronous.
 
         Its streams are opened by `answering`; without, the worker calls home. A probe starts nothing and is no request: it is not counted, and finds room in a full worker.
         """
         if envelope.kind is RequestKind.PROBE:
-            found = self._absence(envelope) or Answer(id=envelope.id, status=AckStatus.ACCEPTED)
+            found = self._absence(envelope) or RequestAnswer(
+                id=envelope.id, status=AckStatus.ACCEPTED
+            )
             return msgspec.structs.replace(found, instance_id=self.instance_id)
         ack, request = self._judge(envelope, payload)
         if ack.status is not AckStatus.ACCEPTED:
@@ -177,7 +185,7 @@ class Worker:
             del self._cancelled[oldest]
         self._cancelled[request_id] = now + self._cancelled_ttl_s
 
-    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[Answer, Any]:
+    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[RequestAnswer, Any]:
         absent = self._absence(envelope)
         if absent is not None:
             return absent, None
@@ -203,9 +211,9 @@ class Worker:
             except Exception as raised:  # noqa: BLE001 -- engines and types of requests are user code
                 single = single_error(raised, f"request {envelope.id}")
                 status, message = AckStatus.FAILED, single.message
-        return Answer(id=envelope.id, status=status, message=message), request
+        return RequestAnswer(id=envelope.id, status=status, message=message), request
 
-    def _absence(self, envelope: Envelope) -> Answer | None:
+    def _absence(self, envelope: Envelope) -> RequestAnswer | None:
         """A refusal that a retry cannot change: it leaves, or is not the one that is meant."""
         endpoint = self._endpoints.get(envelope.endpoint)
         serves_admitted = endpoint is not None and endpoint.serves_admitted
@@ -218,7 +226,7 @@ class Worker:
             message = f"this is instance {self.instance_id}, not {envelope.instance_id}"
         else:
             return None
-        return Answer(id=envelope.id, status=status, message=message)
+        return RequestAnswer(id=envelope.id, status=status, message=message)
 
     def _label(self, envelope: Envelope) -> str:
         # A stranger's text must not become a time series of its own.

@@ -16,7 +16,7 @@ from ..core.policies import is_interleaved
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome
-    from ..cluster.workload import RequestRecord
+    from ..cluster.workload import ClientRecord
     from ..core.trace import Row
 
 
@@ -102,7 +102,7 @@ def check(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]
 
 
 def _check_migrations(
-    attempts: list[Attempt], records: dict[str, RequestRecord]
+    attempts: list[Attempt], records: dict[str, ClientRecord]
 ) -> Iterator[tuple[str, str]]:
     """A replay begins behind tokens that were made, and the client never sees where it was."""
     made: dict[str, int] = {}
@@ -154,7 +154,7 @@ def _deaths(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _gone_s(record: RequestRecord, died_s: dict[str, float], outcome: Outcome) -> float:
+def _gone_s(record: ClientRecord, died_s: dict[str, float], outcome: Outcome) -> float:
     """When the client had its end, or died."""
     if record.ended_s is not None:
         return record.ended_s

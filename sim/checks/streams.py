@@ -15,7 +15,7 @@ from trinamo.runtime.errors import DeadlineError
 
 from ..cluster.members import DROPPED
 from ..cluster.services import BROKER, STORE
-from ..cluster.workload import COMPLETE, RequestRecord
+from ..cluster.workload import COMPLETE, ClientRecord
 from . import legs
 from .legs import Attempt, attempts_of
 
@@ -52,7 +52,7 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
             yield from _check_stop(attempt, records[attempt.request])
 
 
-def _check_items(record: RequestRecord) -> Iterator[tuple[str, str]]:
+def _check_items(record: ClientRecord) -> Iterator[tuple[str, str]]:
     expected = record.expected
     if not expected.startswith(record.text):
         yield "I1", f"{record.name} got {record.text!r}, which is no beginning of {expected!r}"
@@ -61,7 +61,7 @@ def _check_items(record: RequestRecord) -> Iterator[tuple[str, str]]:
 
 
 def _check_end(
-    outcome: Outcome, record: RequestRecord, *, has_stopped: bool
+    outcome: Outcome, record: ClientRecord, *, has_stopped: bool
 ) -> Iterator[tuple[str, str]]:
     is_alive = outcome.cluster.is_up(record.client) or record.ended_s is not None
     if len(record.terminals) > 1:
@@ -127,7 +127,7 @@ def _check_stops(outcome: Outcome) -> Iterator[tuple[str, str]]:
             yield "I3", f"{record.name} got {more} tokens after its Stop"
 
 
-def _check_stop(attempt: Attempt, record: RequestRecord) -> Iterator[tuple[str, str]]:
+def _check_stop(attempt: Attempt, record: ClientRecord) -> Iterator[tuple[str, str]]:
     if attempt.stopped_at is None or record.profile.is_slow:
         return
     more = attempt.tokens - attempt.stopped_at
@@ -161,7 +161,7 @@ def _broken_s(outcome: Outcome) -> float:
     return math.inf
 
 
-def _why_it_ended(record: RequestRecord) -> set[str]:
+def _why_it_ended(record: ClientRecord) -> set[str]:
     reasons = {
         "quit": Reason.CLIENT_DISCONNECT,
         DROPPED: Reason.CONSUMER_DROPPED,

@@ -28,7 +28,7 @@ from .memory import ClusterMemory, MemoryPlan
 from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
 from .services import BROKER, STORE, NetworkServices, NotedStore, Services
-from .workload import ClientProfile, RequestRecord, ask_over_http
+from .workload import ClientProfile, ClientRecord, ask_over_http
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +79,7 @@ class Cluster:
         """Store and broker; on the simulated network if nothing else is given."""
         self.processes: dict[str, Process] = {}
         """The present life of every frontend, worker and caller host."""
-        self.records: list[RequestRecord] = []
+        self.records: list[ClientRecord] = []
         """Every request asked, in order."""
         self.frontends, self.prefills = plan.names("frontend"), plan.names("prefill")
         self.workers, self.clients = plan.names("worker"), plan.names("client")
@@ -178,7 +178,7 @@ class Cluster:
             if profile.via != "http" or profile.to in frontends
         ]
 
-    def open_requests(self, clients: Collection[str]) -> list[RequestRecord]:
+    def open_requests(self, clients: Collection[str]) -> list[ClientRecord]:
         """Requests of those of these clients that live which have no end yet."""
         return [
             r

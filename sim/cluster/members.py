@@ -19,7 +19,7 @@ from trinamo.runtime.protocol.openai.generate import Delta
 
 from .exchanges import InputItem, exchange_endpoint
 from .roles import Process, run_caller
-from .workload import COMPLETE, Client, ClientProfile, RequestRecord
+from .workload import COMPLETE, ClientProfile, ClientRecord, SimulatedClient
 
 DROPPED: Final = "dropped"
 
@@ -28,7 +28,7 @@ async def ask_as_member(
     process: Process,
     profile: ClientProfile,
     rng: random.Random,
-    records: list[RequestRecord],
+    records: list[ClientRecord],
     config: Any,
 ) -> None:
     """The main function of a client host that is a member of the cluster."""
@@ -47,8 +47,8 @@ async def ask_as_member(
         await process.stop.wait()
 
 
-class _Caller(Client):
-    async def ask(self, routed: Any, record: RequestRecord) -> None:
+class _Caller(SimulatedClient):
+    async def ask(self, routed: Any, record: ClientRecord) -> None:
         terminal = "left alone"
         # The same name twice would be cancelled with the first.
         with Context(f"{record.name}-{self.process.env.rng.getrandbits(32):08x}") as context:
@@ -59,7 +59,7 @@ class _Caller(Client):
             self.process.note("caller.state", request=record.name, state=context.state)
         self.end(record, terminal)
 
-    async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
+    async def _consume(self, routed: Any, record: ClientRecord, context: Context) -> str:
         if self.profile.kill_after == 0:
             context.kill(self.profile.kill_reason)
         timeout_s = self.profile.timeout_s
@@ -68,7 +68,7 @@ class _Caller(Client):
         ) as deltas:
             return await self._read(deltas, record, context)
 
-    async def _read(self, deltas: Any, record: RequestRecord, context: Context) -> str:
+    async def _read(self, deltas: Any, record: ClientRecord, context: Context) -> str:
         """Take the answer; how it ended, if not by an error."""
         profile = self.profile
         self.process.note("stream.open", request=record.name, instance=deltas.instance.id)
@@ -83,7 +83,7 @@ class _Caller(Client):
                 return DROPPED
         return COMPLETE
 
-    def _decide(self, record: RequestRecord, context: Context) -> None:
+    def _decide(self, record: ClientRecord, context: Context) -> None:
         profile, count = self.profile, len(record.text)
         if 0 <= profile.stop_after <= count and not context.is_stopped:
             reason = profile.stop_reason
@@ -99,7 +99,7 @@ class _Caller(Client):
 
 class _Sender(_Caller):
     @override
-    async def _consume(self, routed: Any, record: RequestRecord, context: Context) -> str:
+    async def _consume(self, routed: Any, record: ClientRecord, context: Context) -> str:
         terminal = DROPPED
         async with (
             routed.exchange(
@@ -112,7 +112,7 @@ class _Sender(_Caller):
             nursery.cancel_scope.cancel()
         return terminal
 
-    async def _send(self, exchange: Any, record: RequestRecord, leaving: trio.CancelScope) -> None:
+    async def _send(self, exchange: Any, record: ClientRecord, leaving: trio.CancelScope) -> None:
         profile, note = self.profile, self.process.note
         padding = bytes(profile.input_bytes)
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..net.network import Network
     from .cluster import Cluster
     from .plans import Scenario
-    from .workload import RequestRecord
+    from .workload import ClientRecord
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Outcome:
     """The healed hosts of a liveness phase."""
 
     @property
-    def records(self) -> Sequence[RequestRecord]:
+    def records(self) -> Sequence[ClientRecord]:
         """Every request, as whoever asked it saw it."""
         return self.cluster.records
 

@@ -61,7 +61,7 @@ class Limits:
 
 
 @attrs.frozen(kw_only=True)
-class Liveness:
+class LivenessBound:
     """At `at_s` a core is healed; what else is broken then stays so. Negative: never."""
 
     at_s: float = -1.0
@@ -153,7 +153,7 @@ class Scenario:
     links: tuple[LinkPlan, ...] = ()
     byzantines: tuple[ByzantineClient, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
-    liveness: Liveness = attrs.Factory(Liveness)
+    liveness: LivenessBound = attrs.Factory(LivenessBound)
     limits: Limits = attrs.Factory(Limits)
     expect: Expect = attrs.Factory(Expect)
     mutants: tuple[Mutant, ...] = ()

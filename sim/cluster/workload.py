@@ -1,7 +1,7 @@
 """Clients of a simulated cluster: what they are asked to do, and those over HTTP, with httpx.
 
 A client host asks one request after the other, waits for its end, and writes down what it saw in
-a `RequestRecord`; the checkers compare that with what the engines did. How a client misbehaves (it
+a `ClientRecord`; the checkers compare that with what the engines did. How a client misbehaves (it
 quits, stops, kills or drops after so many tokens, reads slowly) is part of its `ClientProfile`.
 
 Clients that are members of the cluster are in `members.py`, those that speak nonsense on purpose in
@@ -90,7 +90,7 @@ class ClientProfile:
 
 
 @attrs.define
-class RequestRecord:
+class ClientRecord:
     """One request as its client saw it."""
 
     name: str
@@ -135,7 +135,7 @@ def make_request(
     return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens), tokens
 
 
-class Client:
+class SimulatedClient:
     """What all kinds of client share: the requests, one by one, and their records."""
 
     def __init__(
@@ -143,17 +143,17 @@ class Client:
         process: Process,
         profile: ClientProfile,
         rng: random.Random,
-        records: list[RequestRecord],
+        records: list[ClientRecord],
     ) -> None:
         self.process, self.profile = process, profile
         self._rng, self._records = rng, records
 
-    async def pause_and_begin(self, number: int) -> RequestRecord:
+    async def pause_and_begin(self, number: int) -> ClientRecord:
         """The next request, after the pause before it."""
         await trio.sleep(self._rng.uniform(*self.profile.pause_s))
         name = f"{self.process.name}.{number}"
         request, tokens = make_request(name, self.profile, self._rng)
-        record = RequestRecord(
+        record = ClientRecord(
             name, self.process.name, self.profile.via, self.profile, tokens, request,
             started_s=trio.current_time(),
         )  # fmt: skip
@@ -161,14 +161,14 @@ class Client:
         self.process.note("request.begin", request=name, tokens=tokens)
         return record
 
-    async def linger(self, record: RequestRecord, seen: int) -> None:
+    async def linger(self, record: ClientRecord, seen: int) -> None:
         """Read as slowly as the profile says, after what has come since `seen` tokens."""
         profile = self.profile
         await trio.sleep(profile.read_pause_s)
         if seen < profile.stall_after <= len(record.text):
             await trio.sleep(profile.stall_s)
 
-    def take(self, record: RequestRecord, text: str) -> None:
+    def take(self, record: ClientRecord, text: str) -> None:
         """Some tokens came: one character each."""
         if record.terminals:
             record.late += 1
@@ -176,7 +176,7 @@ class Client:
             self.process.note("stream.token", request=record.name, index=len(record.text))
             record.text += token
 
-    def end(self, record: RequestRecord, terminal: str) -> None:
+    def end(self, record: ClientRecord, terminal: str) -> None:
         """The client was told, or decided, that this request is over."""
         record.terminals.append(terminal)
         if record.ended_s is None:
@@ -187,7 +187,7 @@ class Client:
 
 
 async def ask_over_http(
-    process: Process, profile: ClientProfile, rng: random.Random, records: list[RequestRecord]
+    process: Process, profile: ClientProfile, rng: random.Random, records: list[ClientRecord]
 ) -> None:
     """The main function of a client host that speaks HTTP."""
     client = _HttpClient(process, profile, rng, records)
@@ -204,8 +204,8 @@ async def ask_over_http(
             await client.ask(http, await client.pause_and_begin(number))
 
 
-class _HttpClient(Client):
-    async def ask(self, http: httpx.AsyncClient, record: RequestRecord) -> None:
+class _HttpClient(SimulatedClient):
+    async def ask(self, http: httpx.AsyncClient, record: ClientRecord) -> None:
         terminal = "quit"
         try:
             with trio.CancelScope() as scope:
@@ -218,7 +218,7 @@ class _HttpClient(Client):
             self.end(record, terminal)
 
     async def _exchange(
-        self, http: httpx.AsyncClient, record: RequestRecord, scope: trio.CancelScope
+        self, http: httpx.AsyncClient, record: ClientRecord, scope: trio.CancelScope
     ) -> str:
         """Ask and read; the terminal, or nothing if it has been written down already."""
         messages = [{"role": m.role, "content": m.content} for m in record.request.messages or ()]
@@ -237,7 +237,7 @@ class _HttpClient(Client):
                 return self._whole(record, await answer.aread())
             return await self._events(record, answer, scope)
 
-    def _whole(self, record: RequestRecord, body: bytes) -> str:
+    def _whole(self, record: ClientRecord, body: bytes) -> str:
         if record.status != 200:
             return f"error {record.status}"
         choice = json.loads(body)["choices"][0]
@@ -246,7 +246,7 @@ class _HttpClient(Client):
         return COMPLETE
 
     async def _events(
-        self, record: RequestRecord, answer: httpx.Response, scope: trio.CancelScope
+        self, record: ClientRecord, answer: httpx.Response, scope: trio.CancelScope
     ) -> str:
         events = EventSplitter(1 << 20)
         told = False
@@ -266,7 +266,7 @@ class _HttpClient(Client):
             return "cut short"
         return ""
 
-    def _take_event(self, record: RequestRecord, data: bytes) -> bool:
+    def _take_event(self, record: ClientRecord, data: bytes) -> bool:
         """Take one event; whether it ends the answer."""
         if data == DONE_DATA:
             self.end(record, COMPLETE)

@@ -1,7 +1,7 @@
 """Stands in for trio's dice, and so decides which runnable task takes the next step.
 
 trio sorts each batch of runnable tasks by creation number and then has its random generator
-shuffle it. The list it hands over is the one it then works through from its end, so `Scheduler` may
+shuffle it. The list it hands over is the one it then works through from its end, so `TaskScheduler` may
 reorder it, take out the tasks of paused and dead hosts (also while the batch is being worked
 through), and put tasks back for the next batch, which is how single steps are interleaved.
 
@@ -21,10 +21,10 @@ from .policies import Policy, is_interleaved, policy_named
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["Policy", "Scheduler"]
+__all__ = ["Policy", "TaskScheduler"]
 
 
-class Scheduler:
+class TaskScheduler:
     """What trio believes to be its random generator; see the module's words.
 
     `on_batch` is called with the tasks of each batch in the order in which they will run,

@@ -32,7 +32,7 @@ from .clock import WALL_EPOCH_S
 from .host import CURRENT, Host, HostState, Incarnation, check_main, current_label, incarnation_of
 from .machines import Machines
 from .policies import is_interleaved
-from .scheduler import Policy, Scheduler
+from .scheduler import Policy, TaskScheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Strikes
 from .trace import Row, Trace
@@ -96,7 +96,7 @@ class World(Machines):
         self._steps_max, self._virtual_s_max = steps_max, virtual_s_max
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
-        self._scheduler = Scheduler(choices, policy, self, self._on_batch, self._requeue)
+        self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
         self._graves: list[Task] = []
         self._strikes = Strikes(self._on_event_error, self.after, self.noted)
         self.checkers: list[Checker] = []

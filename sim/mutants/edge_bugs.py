@@ -10,7 +10,7 @@ import trio
 from trinamo.runtime.caller.search import Search
 from trinamo.runtime.http.admission.admission import AdmissionQueue
 from trinamo.runtime.http.models.models import ModelManager
-from trinamo.runtime.http.streaming import Delivery
+from trinamo.runtime.http.streaming import AnswerDelivery
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.worker.metrics import WorkerRecord
 
@@ -52,6 +52,6 @@ def the_cancelled_stay_counted(end: Any, self: Any) -> None:
     self.tally.in_flight.value += self.outcome != SUCCESS
 
 
-@instead_of(Delivery, "_client_left")
+@instead_of(AnswerDelivery, "_client_left")
 def disconnect_unseen(*_: Any) -> None:
     """Nobody hears that the HTTP client has left while its answer is made."""

@@ -9,7 +9,7 @@ import trio
 
 from trinamo.runtime.caller import migration
 from trinamo.runtime.caller.client import ResponseStream
-from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, Verdict
+from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, ReplayVerdict
 from trinamo.runtime.context import Context
 
 from .planting import Patch, bug, instead_of
@@ -84,7 +84,7 @@ def replay_is_nobodys() -> list[Patch]:
 @bug
 def stopped_is_replayed() -> list[Patch]:
     """A request that was stopped is replayed when its worker dies."""
-    lenient = {**VERDICTS, Verdict.STOPPED: lambda *_: False}
+    lenient = {**VERDICTS, ReplayVerdict.STOPPED: lambda *_: False}
     return [(migration, "VERDICTS", lenient)]
 
 

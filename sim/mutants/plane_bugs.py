@@ -23,7 +23,7 @@ from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.runtime.queues import consumer
 from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
-from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
@@ -98,7 +98,7 @@ def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
     # Each would do to keep a herd apart: one dials, one opens streams, the others register and renew.
     own = [(Registrar, "_jitter"), (Registrar, "_early")]
-    owners: list[tuple[Any, str]] = [(Connector, "_jitter"), (Client, "jittered"), *own]
+    owners: list[tuple[Any, str]] = [(Connector, "_jitter"), (EtcdClient, "jittered"), *own]
     return [(owner, name, lambda _, seconds: seconds) for owner, name in owners]
 
 

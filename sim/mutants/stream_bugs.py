@@ -22,7 +22,7 @@ from trinamo.runtime.protocol.streams.control import Closed, Kill, Refused, Sent
 from trinamo.runtime.protocol.streams.credit import ReceiveCredit, SendCredit
 from trinamo.runtime.protocol.streams.link_frames import encode_event
 from trinamo.runtime.protocol.streams.machine import End, Ended, Machine, Role
-from trinamo.runtime.protocol.streams.response_stream import WorkerState
+from trinamo.runtime.protocol.streams.response_stream import WorkerHalf
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.http import server
@@ -55,7 +55,7 @@ def eof_ignored(*_: Any) -> None:
 @instead_of(TcpResponseSender, "fail")
 def error_becomes_sentinel(_: Any, self: Any, *_error: object) -> None:
     """A handler's failure is told as the end of its answer."""
-    if self._machine.states[Role.WORKER] is WorkerState.OPENING:
+    if self._machine.states[Role.WORKER] is WorkerHalf.OPENING:
         self.open()
     self.finish()
 

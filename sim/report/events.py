@@ -109,7 +109,7 @@ SILENT = (
 
 
 @attrs.define
-class Message:
+class DrawnMessage:
     """One segment or bus message; `land_s` is None if it never landed."""
 
     sent_s: float
@@ -156,7 +156,7 @@ class Events:
     lives: list[tuple[str, float, float, int, str]] = attrs.field(factory=list)
     """Host, from, to, incarnation, how it ended."""
     bands: list[Band] = attrs.field(factory=list)
-    messages: list[Message] = attrs.field(factory=list)
+    messages: list[DrawnMessage] = attrs.field(factory=list)
     notes: list[Note] = attrs.field(factory=list)
     end_s: float = 0.0
     step_count: int = 0
@@ -200,7 +200,7 @@ class _Reader:
         self.events = Events()
         self._attribution = Attribution(rows)
         self._ends: dict[int, tuple[str, str]] = {}
-        self._open: dict[tuple[Any, ...], Message] = {}
+        self._open: dict[tuple[Any, ...], DrawnMessage] = {}
         self._alive: dict[str, tuple[float, int]] = {}
         self._wrong: dict[tuple[str, str], float] = {}
         self._cuts: dict[str, dict[str, None]] = {}
@@ -338,7 +338,7 @@ class _Reader:
             request = self._attribution.of_segment(connection, source, target, now_s)
             sent_s = now_s if row.kind in ("held", "lost") else self._sent(source, now_s, fields)
             label = str(fields.get("label", ""))[:LABEL_MAX]
-            message = Message(sent_s, None, source, target, kind, text, request, label=label)
+            message = DrawnMessage(sent_s, None, source, target, kind, text, request, label=label)
             self._add(message)
         if row.kind in ("arrive", "connect"):
             message.land_s = now_s
@@ -363,7 +363,7 @@ class _Reader:
         if row.kind == "send":
             text = f"{fields.get('channel', '')} {fields.get('payload', '')}"[:TEXT_MAX]
             source, target = str(fields.get("source", "")), str(fields.get("target", ""))
-            sent = Message(row.time_s, None, source, target, "message", text, "")
+            sent = DrawnMessage(row.time_s, None, source, target, "message", text, "")
             sent.label = str(fields.get("channel", ""))[:LABEL_MAX]
             self._open[key] = sent
             self._add(sent)
@@ -379,7 +379,7 @@ class _Reader:
         else:
             message.fate = row.kind
 
-    def _add(self, message: Message) -> None:
+    def _add(self, message: DrawnMessage) -> None:
         for host in (message.source, message.target):
             self._hosts[host] = None
         self.events.messages.append(message)

@@ -32,7 +32,7 @@ from ..cluster.plans import (
     FaultPlan,
     Limits,
     LinkPlan,
-    Liveness,
+    LivenessBound,
     Mutant,
     NetworkPlan,
     QueuePlan,
@@ -197,7 +197,7 @@ class _Reader:
                 self._fault(each, number, hosts)
                 for number, each in enumerate(self._tables(table, "fault"))
             ),
-            liveness=self._build(Liveness, self._table(table, "liveness"), "liveness"),
+            liveness=self._build(LivenessBound, self._table(table, "liveness"), "liveness"),
             limits=self._build(Limits, self._table(table, "limits"), "limits"),
             expect=self._expect(table),
             mutants=tuple(

@@ -19,7 +19,7 @@ import trio
 
 from trinamo.runtime.protocol.streams.codec import Frame
 
-from .peer import Peer
+from .peer import StreamPeer
 
 PAUSE_MIN_S: Final = 0.05
 
@@ -27,7 +27,7 @@ PAUSE_MIN_S: Final = 0.05
 class Session(Protocol):
     """Who uses the connection; told of what happens to it, synchronously."""
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: StreamPeer) -> None:
         """A connection is there; nothing was sent on it yet."""
         ...
 
@@ -43,7 +43,7 @@ class Session(Protocol):
         """The connection is gone; what was posted on it may or may not have arrived."""
         ...
 
-    def ping(self, peer: Peer) -> None:
+    def ping(self, peer: StreamPeer) -> None:
         """Post something that the service answers at once."""
         ...
 
@@ -71,7 +71,7 @@ class Connector:
         silence_s: float = 6.0,
     ) -> None:
         self.where = f"{host}:{port}"
-        self.peer: Peer | None = None
+        self.peer: StreamPeer | None = None
         self.last_words = "no connection was tried yet"
         """Why there is no connection."""
         self.is_failing = False
@@ -85,7 +85,7 @@ class Connector:
         self._alarm = trio.CancelScope()
         """Round the sleep of whoever listens for silence."""
 
-    async def wait_open(self) -> Peer:
+    async def wait_open(self) -> StreamPeer:
         """The connection, once there is one."""
         while self.peer is None:
             await self._opened.park()
@@ -101,7 +101,7 @@ class Connector:
                 session.unreached()
             else:
                 pause_s = PAUSE_MIN_S
-                self.peer = peer = Peer(stream)
+                self.peer = peer = StreamPeer(stream)
                 self._opened.unpark_all()
                 session.opened(peer)
                 try:
@@ -133,7 +133,7 @@ class Connector:
         self._alarm.deadline = trio.current_time() + self._silence_s / 2
         session.received(frame)
 
-    async def _listen_for_silence(self, peer: Peer, session: Session) -> None:
+    async def _listen_for_silence(self, peer: StreamPeer, session: Session) -> None:
         half_s, asked_s = self._silence_s / 2, -math.inf
         while True:
             # The deadline moves with every frame, so that a busy connection costs no step.

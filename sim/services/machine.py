@@ -16,8 +16,8 @@ from trinamo.runtime.protocol.streams.codec import Frame
 
 from ..core.world import World
 from .interception import DelayLine, Interceptor
-from .peer import Peer
-from .wire import Ping, Pong, encode
+from .peer import StreamPeer
+from .wire import Heartbeat, Pong, encode
 
 
 class MachineClock:
@@ -69,7 +69,7 @@ class MachineClock:
         self._on_change()
 
 
-class Machine(ABC):
+class ServiceMachine(ABC):
     """What one may do to the machine of a service, whatever it serves.
 
     `on_clock` is called when its clock is tampered with; `losable` are the calls whose replies
@@ -148,7 +148,7 @@ class Connection(ABC):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: ServiceMachine,
         stream: trio.SocketStream,
         client: str,
         nursery: trio.Nursery,
@@ -156,7 +156,7 @@ class Connection(ABC):
         service: str,
         read: Callable[[bytes], Any],
     ) -> None:
-        self.peer, self.client = Peer(stream), client
+        self.peer, self.client = StreamPeer(stream), client
         self._interceptor, self._service, self._read = machine.interceptor, service, read
         self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
 
@@ -164,7 +164,7 @@ class Connection(ABC):
         """Take one frame in."""
         header, data = frame
         message = self._read(header)
-        if isinstance(message, Ping):
+        if isinstance(message, Heartbeat):
             self.peer.post(encode(Pong()))
             return
         self._interceptor.admit(

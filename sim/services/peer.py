@@ -25,7 +25,7 @@ FRAME_PART_BYTES_MAX: Final = 64 << 20
 OUTBOX_BYTES_MAX: Final = 1 << 20
 
 
-class Peer:
+class StreamPeer:
     """The other side, as seen over one stream.
 
     `outbox_bytes_max` is where `wait_room` begins to wait. `post` itself takes everything: who

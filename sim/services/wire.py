@@ -24,7 +24,7 @@ class Call(msgspec.Struct, tag=True, frozen=True):
     op: str
 
 
-class Answer(msgspec.Struct, tag=True, frozen=True):
+class CallResult(msgspec.Struct, tag="Answer", frozen=True):
     """The call is done; its result is in the data."""
 
     id: int
@@ -50,15 +50,15 @@ class Forget(msgspec.Struct, tag=True, frozen=True):
     id: int
 
 
-class Ping(msgspec.Struct, tag=True, frozen=True):
+class Heartbeat(msgspec.Struct, tag="Ping", frozen=True):
     """Say something."""
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):
-    """The answer to `Ping`."""
+    """The answer to `Heartbeat`."""
 
 
-Reply = Answer | Refusal | NoLeader
+Reply = CallResult | Refusal | NoLeader
 
 encode: Final = msgspec.msgpack.encode
 
@@ -113,7 +113,7 @@ class Deliver(msgspec.Struct, tag=True, frozen=True):
     headers: dict[str, str]
 
 
-FromClient = Subscribe | Unsubscribe | Publish | Ping | Call | Forget
+FromClient = Subscribe | Unsubscribe | Publish | Heartbeat | Call | Forget
 FromBroker = Deliver | Pong | Reply
 
 decode_from_client = reader(FromClient)

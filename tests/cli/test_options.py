@@ -242,7 +242,7 @@ def test_up_starts_a_worker_of_llamacpp_for_each_four_cores(
     for module in (plan_module, engine_module):
         monkeypatch.setattr(module, "core_count", lambda: cores)
     monkeypatch.setattr(
-        plan_module, "choose_engine", lambda _: engine_module.Choice("llamacpp", "x")
+        plan_module, "choose_engine", lambda _: engine_module.EngineChoice("llamacpp", "x")
     )
     sources = Sources()
     plan = plan_cluster(sources)

@@ -21,7 +21,7 @@ from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, 
 from tests.session import needs
 from tests.sources import ROOT
 from trinamo.cli.doctor.discovery import discovery_findings
-from trinamo.cli.doctor.finding import Verdict
+from trinamo.cli.doctor.finding import FindingVerdict
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
@@ -111,7 +111,7 @@ async def test_a_worker_whose_card_contradicts_the_model_s_is_told_of_and_not_as
             assert "it is not asked for 'exact'" in survey.refused[0]
             found = await discovery_findings(target)
             told = [each.verdict for each in found if each.what == "models"]
-            assert told == [Verdict.GOOD, Verdict.WARNING]
+            assert told == [FindingVerdict.GOOD, FindingVerdict.WARNING]
             kind = {"kind": "model"}
             assert await cluster.metric(cluster.url, "discovery_entries_refused_total", **kind) == 1
             await cluster.workers[0].stop()
@@ -182,7 +182,7 @@ async def test_an_alias_that_another_model_has_is_refused_and_said(tmp_path: Pat
         assert survey.refused == [why]
         assert {m.name: m.aliases for m in survey.models} == {"echo": ["chat"], "exact": []}
         told = [each for each in await discovery_findings(target) if each.what == "models"]
-        assert [each.verdict for each in told] == [Verdict.GOOD, Verdict.WARNING]
+        assert [each.verdict for each in told] == [FindingVerdict.GOOD, FindingVerdict.WARNING]
         assert (why in told[1].text, "echo (also chat)" in told[0].text) == (True, True)
 
 

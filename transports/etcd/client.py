@@ -25,8 +25,8 @@ from trinamo.runtime.errors import (
 )
 
 from . import wire_pb2 as wire
-from .failures import StatusError, Verdict, final_error, judge
-from .rpc import Channel, Metadata
+from .failures import CallVerdict, StatusError, final_error, judge
+from .rpc import EtcdChannel, Metadata
 
 _log = logging.getLogger("trinamo.etcd")
 
@@ -51,7 +51,7 @@ class CallOutcome:
     is_doubtful: bool
 
 
-class Client:
+class EtcdClient:
     """Calls over one channel.
 
     Args:
@@ -65,7 +65,7 @@ class Client:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: EtcdChannel,
         *,
         where: str,
         credentials: Credentials | None = None,
@@ -201,15 +201,15 @@ class Client:
                 verdict = judge(error)
                 text = f"etcd at {self.where}: {name}: {error.text}"
                 self._note(verdict, error.text)
-                if verdict is Verdict.DENIED and (
+                if verdict is CallVerdict.DENIED and (
                     self.credentials is not None and metadata is None and not was_denied
                 ):
                     was_denied = True
                     await self.authenticate(stale_token=sent_with[0][1])
                     continue
-                if verdict in (Verdict.FINAL, Verdict.DENIED):
+                if verdict in (CallVerdict.FINAL, CallVerdict.DENIED):
                     raise final_error(error) from None
-                is_doubtful |= verdict is Verdict.UNKNOWN
+                is_doubtful |= verdict is CallVerdict.UNKNOWN
                 if is_doubtful and not repeatable:
                     raise UnknownOutcomeError(text) from None
                 if deadline - trio.current_time() <= pause_s:
@@ -220,8 +220,8 @@ class Client:
             await trio.sleep(self.jittered(pause_s))
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 
-    def _note(self, verdict: Verdict, why: str) -> None:
-        if verdict in (Verdict.UNSENT, Verdict.UNKNOWN):
+    def _note(self, verdict: CallVerdict, why: str) -> None:
+        if verdict in (CallVerdict.UNSENT, CallVerdict.UNKNOWN):
             self.missed(why)
         else:
             self.heard()

@@ -33,7 +33,7 @@ from trinamo.runtime.planes import (
 from . import wire_pb2 as wire
 from .bridge import GrpcChannel
 from .channel import open_channel, parse_endpoints, resolve
-from .client import Client, Credentials, lease_seconds
+from .client import Credentials, EtcdClient, lease_seconds
 from .keeping import LeaseKeeper
 from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
@@ -49,7 +49,7 @@ INCONSISTENT_VERSIONS: Final = frozenset({"3.5.0", "3.5.1", "3.5.2"})
 class EtcdControlPlane:
     """The control plane over etcd. Made by `open_etcd`, whose nursery runs its two streams."""
 
-    def __init__(self, client: Client, *, silence_s: float) -> None:
+    def __init__(self, client: EtcdClient, *, silence_s: float) -> None:
         self._client = client
         self._watches = WatchKeeper(client, WatchTable(), silence_s=silence_s)
         self._leases = LeaseKeeper(client)
@@ -239,7 +239,7 @@ async def open_etcd(
     """
     parsed = parse_endpoints(endpoints)
     password = section.password
-    client = Client(
+    client = EtcdClient(
         GrpcChannel(
             open_channel(
                 await resolve(parsed),
@@ -261,7 +261,7 @@ async def open_etcd(
 
 
 @asynccontextmanager
-async def open_plane(client: Client, *, silence_s: float) -> AsyncIterator[EtcdControlPlane]:
+async def open_plane(client: EtcdClient, *, silence_s: float) -> AsyncIterator[EtcdControlPlane]:
     """Run a control plane over `client`, which is closed at the end; see `open_etcd`."""
     plane = EtcdControlPlane(client, silence_s=silence_s)
     try:

@@ -25,7 +25,7 @@ class StatusError(Exception):
         self.code, self.text = code, text
 
 
-class Verdict(enum.Enum):
+class CallVerdict(enum.Enum):
     """What is known about a call that failed."""
 
     UNSENT = "nothing was sent"
@@ -59,14 +59,14 @@ _UNKNOWN_CODES: Final = frozenset(
 _DENIED_WORDS: Final = ("user name is empty", "revision of auth store is old")
 
 
-def judge(error: StatusError) -> Verdict:
+def judge(error: StatusError) -> CallVerdict:
     """What a failed call leaves behind."""
     code, text = error.code, error.text
     if code == "UNAVAILABLE" and any(part in text for part in _UNSENT_WORDS):
-        return Verdict.UNSENT
+        return CallVerdict.UNSENT
     if code == "UNAUTHENTICATED" or any(part in text for part in _DENIED_WORDS):
-        return Verdict.DENIED
-    return Verdict.UNKNOWN if code in _UNKNOWN_CODES else Verdict.FINAL
+        return CallVerdict.DENIED
+    return CallVerdict.UNKNOWN if code in _UNKNOWN_CODES else CallVerdict.FINAL
 
 
 def final_error(error: StatusError) -> TrinamoError:
@@ -87,4 +87,4 @@ class StreamLostError(Exception):
     def __init__(self, message: str, cause: StatusError | None = None) -> None:
         super().__init__(message)
         self.cause = cause
-        self.verdict = Verdict.UNKNOWN if cause is None else judge(cause)
+        self.verdict = CallVerdict.UNKNOWN if cause is None else judge(cause)

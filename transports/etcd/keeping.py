@@ -21,8 +21,8 @@ import trio
 from trinamo.runtime.errors import ConnectError, DeadlineError, LeaseLostError, TrinamoError
 
 from . import wire_pb2 as wire
-from .client import Client
-from .failures import StatusError, StreamLostError, Verdict, final_error, judge
+from .client import EtcdClient
+from .failures import CallVerdict, StatusError, StreamLostError, final_error, judge
 from .rpc import Stream
 
 PAUSE_MIN_S: Final = 0.05
@@ -46,7 +46,7 @@ class _Question:
 class LeaseKeeper:
     """Owns the LeaseKeepAlive stream; opens it on the first question and whenever it is lost."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: EtcdClient) -> None:
         self._client = client
         self._questions: dict[int, _Question] = {}
         self._stream: Stream | None = None
@@ -132,7 +132,7 @@ class LeaseKeeper:
             try:
                 await look()
             except StatusError as error:
-                if judge(error) is not Verdict.UNSENT:
+                if judge(error) is not CallVerdict.UNSENT:
                     raise
                 # Only who does not wait is told why there is no connection.
                 self._last_words = error.text
@@ -152,7 +152,7 @@ class LeaseKeeper:
                 finally:
                     self._stream = None
         except StreamLostError as lost:
-            if lost.verdict is Verdict.DENIED and metadata:
+            if lost.verdict is CallVerdict.DENIED and metadata:
                 await self._client.authenticate(stale_token=metadata[0][1])
             raise
 
@@ -181,10 +181,10 @@ class LeaseKeeper:
     def _note(self, lost: StreamLostError) -> None:
         self._client.lost_stream(str(lost))
         self._last_words = str(lost)
-        if lost.verdict is Verdict.UNSENT:
+        if lost.verdict is CallVerdict.UNSENT:
             for question in self._questions.values():
                 question.is_on_stream = False
-        if lost.cause is None or lost.verdict is not Verdict.FINAL:
+        if lost.cause is None or lost.verdict is not CallVerdict.FINAL:
             return
         for question in self._questions.values():
             question.error = final_error(lost.cause)

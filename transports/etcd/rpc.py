@@ -60,7 +60,7 @@ class Stream(Protocol):
         ...
 
 
-class Channel(Protocol):
+class EtcdChannel(Protocol):
     """A way to a cluster, which comes and goes; only a call that `waits` waits for it to be there."""
 
     async def call(

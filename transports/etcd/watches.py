@@ -40,7 +40,7 @@ _NO_WATCH: Final = -1
 _DENIALS_MAX: Final = 2
 
 
-class Phase(enum.Enum):
+class WatchPhase(enum.Enum):
     """What a watch waits for."""
 
     LISTING = "its reader must list the prefix"
@@ -55,7 +55,7 @@ class Watch:
 
     prefix: str
     wake: Callable[[], object]
-    phase: Phase = Phase.LISTING
+    phase: WatchPhase = WatchPhase.LISTING
     error: ControlPlaneError | None = None
     next_revision: int = 0
     ready: deque[WatchEvent] = attrs.field(factory=deque)
@@ -108,7 +108,7 @@ class WatchTable:
         self.resyncs += not is_first
         watch.ready.append(snapshot if is_first else Resync(snapshot.revision, snapshot.entries))
         watch.next_revision = snapshot.revision + 1
-        watch.phase = Phase.STREAMING
+        watch.phase = WatchPhase.STREAMING
         self._join_wire(watch)
 
     def take(self, watch: Watch) -> WatchEvent | None:
@@ -116,8 +116,8 @@ class WatchTable:
         if not watch.ready:
             return None
         event = watch.ready.popleft()
-        if watch.phase is Phase.LAGGING and len(watch.ready) <= self._pending_max // 2:
-            watch.phase = Phase.STREAMING
+        if watch.phase is WatchPhase.LAGGING and len(watch.ready) <= self._pending_max // 2:
+            watch.phase = WatchPhase.STREAMING
             self._join_wire(watch)
         return event
 
@@ -127,7 +127,7 @@ class WatchTable:
         """A new stream is open: create every watch on it, each at its own next revision."""
         self._is_connected = True
         for watch in sorted(self._watches, key=lambda watch: watch.next_revision):
-            if watch.phase is Phase.STREAMING:
+            if watch.phase is WatchPhase.STREAMING:
                 self._join_wire(watch)
 
     def disconnected(self) -> None:
@@ -203,7 +203,7 @@ class WatchTable:
         watch.next_revision = max(watch.next_revision, events[-1].kv.mod_revision + 1)
         if len(watch.ready) > self._pending_max:
             self._leave_wire(watch)
-            watch.phase = Phase.LAGGING
+            watch.phase = WatchPhase.LAGGING
         watch.wake()
 
     def _canceled(self, watch: Watch | None, reply: wire.WatchResponse) -> bool:
@@ -221,7 +221,7 @@ class WatchTable:
         if watch.denials < _DENIALS_MAX:
             # A token that ended with a restart looks like this; the next stream has a new one.
             return False
-        watch.phase = Phase.FAILED
+        watch.phase = WatchPhase.FAILED
         watch.error = ControlPlaneError(
             f"etcd refuses to watch {watch.prefix!r}: {reply.cancel_reason or 'no reason given'}",
             definite=True,
@@ -233,7 +233,7 @@ class WatchTable:
 
     def _list_again(self, watch: Watch) -> None:
         self._leave_wire(watch)
-        watch.phase = Phase.LISTING
+        watch.phase = WatchPhase.LISTING
         watch.wake()
 
     def _join_wire(self, watch: Watch) -> None:

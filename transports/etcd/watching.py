@@ -20,10 +20,10 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.planes import Snapshot, WatchEvent
 
 from . import wire_pb2 as wire
-from .client import Client
+from .client import EtcdClient
 from .failures import StreamLostError
 from .rpc import Stream
-from .watches import Phase, Watch, WatchTable
+from .watches import Watch, WatchPhase, WatchTable
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
@@ -42,7 +42,7 @@ class WatchKeeper:
             server that hangs, or a link that swallows packets, would not end it by itself.
     """
 
-    def __init__(self, client: Client, table: WatchTable, *, silence_s: float) -> None:
+    def __init__(self, client: EtcdClient, table: WatchTable, *, silence_s: float) -> None:
         self.table = table
         self._client = client
         self._silence_s = silence_s
@@ -162,7 +162,7 @@ class WatchReader:
                 return event
             if self._watch.error is not None:
                 raise self._watch.error
-            if self._watch.phase is Phase.LISTING:
+            if self._watch.phase is WatchPhase.LISTING:
                 await self._list()
             else:
                 await self._waiting.park()

@@ -43,7 +43,7 @@ class CarriedHead:
         self.expects_continue = known.get(b"expect", b"").lower() == b"100-continue"
 
 
-class Carrier(Protocol):
+class ExchangeCarrier(Protocol):
     """What an exchange asks of whoever carries it. None of it waits."""
 
     address: str
@@ -74,7 +74,7 @@ class CarriedExchange(HttpExchange):
         self,
         stream_id: int,
         head: CarriedHead,
-        carrier: Carrier,
+        carrier: ExchangeCarrier,
         hold: Callable[[CarriedExchange, int], None],
         *,
         backlog_bytes_max: int,

@@ -31,7 +31,7 @@ class Phase(enum.Enum):
     ANSWERING = "answering"
 
 
-class Connection(Protocol):
+class HttpConnection(Protocol):
     """One accepted connection, which says whenever it may have come to another phase.
 
     Compared and hashed by identity.
@@ -76,20 +76,20 @@ class ConnectionTable:
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
-        self._phases: dict[Connection, Phase] = {}
-        self._members: dict[Phase, dict[Connection, None]] = {phase: {} for phase in Phase}
+        self._phases: dict[HttpConnection, Phase] = {}
+        self._members: dict[Phase, dict[HttpConnection, None]] = {phase: {} for phase in Phase}
 
     def __len__(self) -> int:
         return len(self._phases)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[HttpConnection]:
         return iter(self._phases)
 
     @property
     def is_full(self) -> bool:
         return len(self._phases) >= self._connections_max
 
-    def take(self) -> Connection | None:
+    def take(self) -> HttpConnection | None:
         """Remove and return the connection to close for a new one; None if all are being answered."""
         crowd = max((self._members[phase] for phase in _WAITING), key=len)
         for connection in crowd:
@@ -97,12 +97,12 @@ class ConnectionTable:
             return connection
         return None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: HttpConnection) -> None:
         """A new connection, idle so far."""
         phase = self._phases[connection] = connection.phase
         self._members[phase][connection] = None
 
-    def update(self, connection: Connection) -> None:
+    def update(self, connection: HttpConnection) -> None:
         """The connection may have come to another phase. One that was taken stays away."""
         before, phase = self._phases.get(connection), connection.phase
         if before is None or before is phase:
@@ -111,7 +111,7 @@ class ConnectionTable:
         self._phases[connection] = phase
         self._members[phase][connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         """The connection is closed; nothing if it was taken."""
         phase = self._phases.pop(connection, None)
         if phase is not None:

@@ -27,7 +27,7 @@ from trinamo.transports.sockets.wire import Wire, abort, open_wire
 
 from .asgi import AsgiCall
 from .certificates import Certificates
-from .connections import Connection, Phase
+from .connections import HttpConnection, Phase
 from .http1.connection import Http1Connection
 from .refusals import HOST_ANSWER, Refusals
 
@@ -50,7 +50,7 @@ class NativeDriver:
         config: HttpConfig,
         hosts: HostPolicy,
         refusals: Refusals,
-        on_phase: Callable[[Connection], None],
+        on_phase: Callable[[HttpConnection], None],
         certificates: Certificates | None = None,
     ) -> None:
         self._app, self._handlers = app, handlers
@@ -66,7 +66,7 @@ class NativeDriver:
 
             self._hypercorn = Hypercorn(config, refusals.dates, self._answer)
 
-    def open(self, stream: trio.SocketStream) -> Connection:
+    def open(self, stream: trio.SocketStream) -> HttpConnection:
         """A connection that takes the socket over from `stream`."""
         if self._hypercorn is not None:
             return self._hypercorn.open(stream)
@@ -82,14 +82,14 @@ class NativeDriver:
             on_phase=self._on_phase,
         )
 
-        def changed(_: Connection) -> None:
+        def changed(_: HttpConnection) -> None:
             self._on_phase(secure)
 
         return secure
 
     def _speak(
-        self, protocol: str, wire: Wire, on_phase: Callable[[Connection], None]
-    ) -> Connection:
+        self, protocol: str, wire: Wire, on_phase: Callable[[HttpConnection], None]
+    ) -> HttpConnection:
         call = wire, self._config, self._refusals, self._answer, on_phase, self._backlogs
         if protocol != "h2":
             return Http1Connection(*call)
@@ -135,22 +135,22 @@ class SecureConnection:
         *,
         timeout_s: float,
         refuse: Callable[[HeadFault], bytes],
-        speak: Callable[[str, Wire], Connection],
-        on_phase: Callable[[Connection], None],
+        speak: Callable[[str, Wire], HttpConnection],
+        on_phase: Callable[[HttpConnection], None],
     ) -> None:
         self.socket = wire.socket
         self._wire, self._session, self._timeout_s = wire, session, timeout_s
         self._refuse, self._speak, self._on_phase = refuse, speak, on_phase
-        self._connection: Connection | None = None
+        self._connection: HttpConnection | None = None
         self._is_closing = False
 
     @property
     def phase(self) -> Phase:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         return Phase.SHAKING if self._connection is None else self._connection.phase
 
     async def serve(self) -> None:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         try:
             with trio.move_on_after(self._timeout_s) as scope:
                 await shake_hands(self._wire, self._session)
@@ -169,13 +169,13 @@ class SecureConnection:
         await self._connection.serve()
 
     def close_when_idle(self) -> None:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         self._is_closing = True
         if self._connection is not None:
             self._connection.close_when_idle()
 
     def abort(self) -> None:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         if self._connection is None:
             abort(self.socket)
         else:

@@ -30,7 +30,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import Mover, Registrable, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.planes.regions import HostRegion
-from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
+from trinamo.runtime.planes.settlement import InquiryReport, IsSettled, SettlementAnswers
 from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -160,7 +160,7 @@ class MemoryMover(Mover[HostRegion]):
         self.address = address or f"memory-{incarnation}"
         self.faults = TransferFaults()
         self.fabric, self.nursery = fabric, nursery
-        self._answers = Answers()
+        self._answers = SettlementAnswers()
         fabric.join(self)
 
     async def register(

@@ -16,7 +16,7 @@ from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import Job, unheard_of
+from trinamo.transports.one_sided.steps import BackendJob, unheard_of
 
 from .engine import Engine, Told, create_engine, session_of
 from .options import MooncakeOptions, choose_path, engine_environment
@@ -47,7 +47,7 @@ class MooncakeBackend:
         self.on_told: Callable[[str, bytes], None] = unheard_of
         self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self._peers: dict[str, str] = {}
-        self._left: dict[str, list[Job]] = {}
+        self._left: dict[str, list[BackendJob]] = {}
         self._drain_s = options.drain_s
         self._workers = Workers(
             engine,
@@ -103,7 +103,7 @@ class MooncakeBackend:
             for job in self._left.pop(incarnation, ()):
                 job.finish(DisconnectedError(f"peer at {session} is gone"))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         """Run a job in the next thread that is free."""
         if job.incarnation in self._peers:
             self._workers.submit(job)
@@ -115,7 +115,7 @@ class MooncakeBackend:
         for peer, notice in told:
             self.on_told(peer, notice)
 
-    def _on_left(self, job: Job, error: TrinamoError) -> None:
+    def _on_left(self, job: BackendJob, error: TrinamoError) -> None:
         job.fail(error)
         self._left.setdefault(job.incarnation, []).append(job)
 

@@ -25,7 +25,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.protocol.transfer.description import Direction, runs
 from trinamo.transports.one_sided.memory import SLOT_BYTES
-from trinamo.transports.one_sided.steps import Job, MoveBlocks, ReadPage, Step, Tell
+from trinamo.transports.one_sided.steps import BackendJob, MoveBlocks, ReadPage, Step, Tell
 
 from .engine import Engine, Told, session_of
 from .options import SLICES_MAX
@@ -45,16 +45,16 @@ class _Line:
     def __init__(self, busy_max: int) -> None:
         self._busy_max = busy_max
         self._changed = threading.Condition()
-        self._waiting: dict[str, deque[Job]] = {}
+        self._waiting: dict[str, deque[BackendJob]] = {}
         self._busy: Counter[str] = Counter()
         self._is_closed = False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: BackendJob) -> None:
         with self._changed:
             self._waiting.setdefault(job.incarnation, deque()).append(job)
             self._changed.notify_all()
 
-    def take(self) -> Job | None:
+    def take(self) -> BackendJob | None:
         """The next one, which must be `left`; None once all are taken and the line is closed."""
         with self._changed:
             while self._waiting or not self._is_closed:
@@ -69,7 +69,7 @@ class _Line:
                 self._changed.wait()
         return None
 
-    def left(self, job: Job) -> None:
+    def left(self, job: BackendJob) -> None:
         with self._changed:
             self._busy[job.incarnation] -= 1
             self._busy = +self._busy
@@ -93,7 +93,7 @@ class Workers:
         threads: int,
         poll_s: float,
         on_told: Callable[[list[Told]], None],
-        on_left: Callable[[Job, TrinamoError], None],
+        on_left: Callable[[BackendJob, TrinamoError], None],
     ) -> None:
         self._engine, self._scratch, self._name = engine, scratch, name
         self._poll_s = poll_s
@@ -116,7 +116,7 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         """Run a job."""
         self._line.put(job)
 
@@ -169,7 +169,7 @@ class Workers:
             else:
                 self._wake(job.finish, error)
 
-    def _take_step(self, job: Job, step: Step) -> None:
+    def _take_step(self, job: BackendJob, step: Step) -> None:
         slot = self._scratch + job.slot * SLOT_BYTES
         match step:
             case ReadPage(remote, offset, length):

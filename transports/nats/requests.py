@@ -41,8 +41,8 @@ from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
     Envelope,
+    RequestAnswer,
     RequestKind,
     decode_answer,
     encode_answer,
@@ -123,11 +123,11 @@ class NatsRequestServer:
         except RemoteProtocolError as error:
             self.malformed_count += 1
             _log.warning("request plane: %s", error)
-            answer = Answer(id="", status=AckStatus.INVALID, message=error.message)
+            answer = RequestAnswer(id="", status=AckStatus.INVALID, message=error.message)
         if answer is not None and reply is not None:
             await reply(answer, b"")
 
-    async def _reply(self, to: str, answer: Answer, result: bytes) -> None:
+    async def _reply(self, to: str, answer: RequestAnswer, result: bytes) -> None:
         frame = encode_frame(encode_answer(answer), result)
         if len(frame) > self._events.message_bytes_max:
             size = f"an answer of {len(frame)} bytes; {self._events.message_bytes_max} fit"
@@ -231,7 +231,7 @@ class _Delivery:
 
     async def run(self, frame: bytes) -> None:
         """Send the request, and wait for its answer."""
-        answer: Answer | TrinamoError
+        answer: RequestAnswer | TrinamoError
         result = b""
         with self._scope:
             try:
@@ -248,7 +248,7 @@ class _Delivery:
                 take, self._take = self._take, None
                 take(answer, result)
 
-    async def _ask(self, frame: bytes) -> tuple[Answer, bytes]:
+    async def _ask(self, frame: bytes) -> tuple[RequestAnswer, bytes]:
         try:
             reply = await self._events.request(self._address, frame, timeout_s=self._timeout_s)
         except DeadlineError as error:

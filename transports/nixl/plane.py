@@ -21,7 +21,7 @@ from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import Job, unheard_of
+from trinamo.transports.one_sided.steps import BackendJob, unheard_of
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
@@ -92,7 +92,7 @@ class NixlBackend:
         """Drop a peer."""
         await self.thread.call(lambda: self.thread.forget(incarnation))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         """Run a job in the progress thread."""
         self.thread.submit(job)
 

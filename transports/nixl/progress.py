@@ -33,7 +33,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.access_page import HEADER_BYTES
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote
-from trinamo.transports.one_sided.steps import Job, MoveBlocks, ReadPage, Step, Tell
+from trinamo.transports.one_sided.steps import BackendJob, MoveBlocks, ReadPage, Step, Tell
 
 from .agent import Agent, PreparedLists
 
@@ -118,7 +118,7 @@ class _RemoteAgent:
 
 @attrs.define(eq=False)
 class _Running:
-    job: Job
+    job: BackendJob
     peer: _RemoteAgent
     handle: int | None = None
 
@@ -154,7 +154,7 @@ class ProgressThread:
         self._header_list = 0
         self._ready: list[_Running] = []
         self._under_way: list[_Running] = []
-        self._finished: list[tuple[Job, TrinamoError | None]] = []
+        self._finished: list[tuple[BackendJob, TrinamoError | None]] = []
 
     # --- from trio -------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class ProgressThread:
         """Begin. Raises nothing: what fails later fails a call or a job."""
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         """Run a job. A small one begins here and now, unless the thread is busy.
 
         To hand over 4 KB takes two threads longer than to copy it; over `cma` it is done at once.
@@ -291,7 +291,7 @@ class ProgressThread:
         return bool(ready) | self._poll()
 
     def _deliver(
-        self, finished: list[tuple[Job, TrinamoError | None]], told: dict[str, list[bytes]]
+        self, finished: list[tuple[BackendJob, TrinamoError | None]], told: dict[str, list[bytes]]
     ) -> None:
         if told:
             self._on_told(told)
@@ -300,7 +300,7 @@ class ProgressThread:
 
     # --- jobs ------------------------------------------------------------------------------------
 
-    def _begin(self, job: Job, *, is_served: bool = True) -> None:
+    def _begin(self, job: BackendJob, *, is_served: bool = True) -> None:
         if not is_served:
             self._wake(job.finish, ended())
             return

@@ -21,7 +21,7 @@ from trinamo.runtime.planes import Transfer
 from trinamo.runtime.protocol.transfer.access_page import (
     DIRECTORY_BYTES,
     HEADER_BYTES,
-    Completion,
+    TransferDone,
     bitmap_range,
     check_bitmap,
     check_header,
@@ -56,7 +56,7 @@ class MoveBlocks:
 
 @attrs.frozen
 class Tell:
-    """Send an encoded `Completion` to the peer, after everything moved before it has arrived."""
+    """Send an encoded `TransferDone` to the peer, after everything moved before it has arrived."""
 
     remote: OneSidedRemote
     notice: bytes
@@ -66,7 +66,7 @@ Step = ReadPage | MoveBlocks | Tell
 Steps = Generator[Step, None, None]
 
 
-class Job(Protocol):
+class BackendJob(Protocol):
     """What a backend runs: its steps in order, one at a time."""
 
     @property
@@ -155,7 +155,7 @@ class Backend(Protocol):
         """Drop what belongs to the peer, once its last job has finished."""
         ...
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         """Run a job; never waits."""
         ...
 
@@ -287,5 +287,5 @@ def take_steps(transfer: Transfer, slot: memoryview, chunk_blocks: int) -> Steps
         if not transfer.confirm(stop):
             return
     if transfer.notify is not None:
-        said = Completion(transfer.there.region, transfer.ticket, transfer.notify)
+        said = TransferDone(transfer.there.region, transfer.ticket, transfer.notify)
         yield Tell(transfer.remote, encode_completion(said))

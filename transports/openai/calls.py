@@ -13,7 +13,7 @@ from trinamo.runtime.errors import DisconnectedError, SilentError
 
 
 @attrs.define(eq=False)
-class Call:
+class UpstreamCall:
     """One request under way, as the watch over stalls sees it."""
 
     scope: trio.CancelScope
@@ -40,13 +40,13 @@ class Calls:
 
     def __init__(self, section: UpstreamConfig) -> None:
         self._section = section
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[UpstreamCall, None] = {}
 
     def call(self, context: Context) -> Calling:
-        """A scope that Stop, Kill and `Call.fail` leave; whoever leaves it early awaits `left`."""
+        """A scope that Stop, Kill and `UpstreamCall.fail` leave; whoever leaves it early awaits `left`."""
         return Calling(self._calls, context)
 
-    async def left(self, call: Call) -> None:
+    async def left(self, call: UpstreamCall) -> None:
         """Return if the scope of `call` was left by Stop; raise why it was given up."""
         if call.error is not None:
             raise call.error
@@ -75,12 +75,12 @@ class Calling:
 
     __slots__ = ("_calls", "call", "context")
 
-    def __init__(self, calls: dict[Call, None], context: Context) -> None:
+    def __init__(self, calls: dict[UpstreamCall, None], context: Context) -> None:
         self._calls, self.context = calls, context
         now = trio.current_time()
-        self.call = Call(trio.CancelScope(), now, now)
+        self.call = UpstreamCall(trio.CancelScope(), now, now)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> UpstreamCall:
         self._calls[self.call] = None
         self.context.on_change(self._cancel)
         self.call.scope.__enter__()

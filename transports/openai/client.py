@@ -131,7 +131,7 @@ class Response:
         self.is_reusable = self.is_complete and bool(self._parser.should_keep_alive())
 
 
-class Connection:
+class UpstreamConnection:
     """One open connection, over which one request after the other goes."""
 
     __slots__ = ("_wire", "idle_since", "is_used", "plain", "sent_at", "who")
@@ -181,13 +181,13 @@ class Connection:
 
 async def dial(
     host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float, who: str
-) -> Connection:
+) -> UpstreamConnection:
     """A new connection; `ConnectError` with the reason, or after the time for it."""
     name = cut(host, 200)
     where = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     with trio.move_on_after(timeout_s):
         try:
-            return Connection(await _open(host, port, tls), who)
+            return UpstreamConnection(await _open(host, port, tls), who)
         except (OSError, trio.ClosedResourceError, ValueError) as error:
             if isinstance(error, ssl.SSLCertVerificationError):
                 raise ConnectError(
@@ -223,13 +223,13 @@ class Connections:
     address: Address
     _connect_timeout_s: float
     _nursery: trio.Nursery
-    _idle: list[Connection] = attrs.field(factory=list, init=False)
+    _idle: list[UpstreamConnection] = attrs.field(factory=list, init=False)
     """The one used last at the end."""
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    async def take(self) -> Connection:
+    async def take(self) -> UpstreamConnection:
         """A connection, an idle one if there is any. Raises `ConnectError`."""
         oldest = trio.current_time() - _IDLE_S
         while self._idle:
@@ -240,7 +240,7 @@ class Connections:
             connection.close()
         return await self.open()
 
-    async def open(self) -> Connection:
+    async def open(self) -> UpstreamConnection:
         """A new connection; `ConnectError` with the reason, or after the time for it."""
         address = self.address
         try:
@@ -250,7 +250,7 @@ class Connections:
         except ConnectError as error:
             raise ConnectError(f"the upstream {address.url}: {error.message}") from error
 
-    def give(self, connection: Connection, response: Response) -> None:
+    def give(self, connection: UpstreamConnection, response: Response) -> None:
         """Take a connection back, or close it if it cannot be used again."""
         if response.is_reusable and len(self._idle) < _IDLE_MAX:
             connection.idle_since = trio.current_time()
@@ -258,14 +258,14 @@ class Connections:
         else:
             connection.close()
 
-    def take_back(self, connection: Connection, response: Response) -> None:
+    def take_back(self, connection: UpstreamConnection, response: Response) -> None:
         """As `give`, of an answer whose end is known, though the end of its body may follow."""
         if response.is_complete:
             self.give(connection, response)
         else:
             self._nursery.start_soon(self._drain, connection, response)
 
-    async def _drain(self, connection: Connection, response: Response) -> None:
+    async def _drain(self, connection: UpstreamConnection, response: Response) -> None:
         try:
             with trio.move_on_after(_DRAIN_S):
                 while not response.is_complete:
@@ -291,7 +291,7 @@ class Connections:
         fields: Mapping[str, str],
         *,
         heard: Callable[[], None] = lambda: None,
-    ) -> tuple[Connection, Response, bytes]:
+    ) -> tuple[UpstreamConnection, Response, bytes]:
         """Send a request; returns once the head of its answer is there, with the body's beginning.
 
         A connection that was used before, and ends at once, is replaced, once: it was closed as idle,
@@ -320,11 +320,11 @@ class Connections:
 
 
 async def _exchange(
-    connection: Connection,
+    connection: UpstreamConnection,
     head: bytes,
     body: bytes,
     heard: Callable[[], None] = lambda: None,
-) -> tuple[Connection, Response, bytes]:
+) -> tuple[UpstreamConnection, Response, bytes]:
     await connection.send(head + body)
     connection.sent_at = trio.current_time()
     response, begun = Response(connection.who), b""
@@ -353,11 +353,11 @@ def _request_head(
 
 
 @attrs.define
-class Reply:
+class HttpReply:
     """An answer whose body is still to be read, once, with `chunks` or `body`."""
 
     status: int
-    _connection: Connection
+    _connection: UpstreamConnection
     _response: Response
     _begun: bytes
 
@@ -390,7 +390,7 @@ async def open_request(
     body: bytes = b"",
     headers: Mapping[str, str] = MappingProxyType({}),
     connect_timeout_s: float = 5.0,
-) -> AsyncIterator[Reply]:
+) -> AsyncIterator[HttpReply]:
     """Send a GET, or a POST of JSON if there is a `body`, and yield the answer once its head is here.
 
     Leaving closes the connection at once, which is how an answer is cancelled. No redirects and no
@@ -419,7 +419,7 @@ async def open_request(
     connection = await dial(host, port or PORTS[parts.scheme], tls, connect_timeout_s, "the server")
     try:
         _, response, begun = await _exchange(connection, head, body)
-        yield Reply(response.status, connection, response, begun)
+        yield HttpReply(response.status, connection, response, begun)
     finally:
         connection.close()
 

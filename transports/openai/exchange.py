@@ -13,8 +13,8 @@ from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.sinks import Sink
 
 from .answers import StreamedAnswer, WholeAnswer, refused
-from .calls import Call, Calls
-from .client import Connection, Connections, Response
+from .calls import Calls, UpstreamCall
+from .client import Connections, Response, UpstreamConnection
 from .readers import PushedStream, Readers
 from .refusals import refusal_of, refusal_unstreamed
 
@@ -23,13 +23,13 @@ _REFUSAL_BYTES_MAX: Final = 1 << 20
 
 
 @attrs.define
-class Kept:
+class KeptBytes:
     """The bytes of whole answers that upstreams have brought, and nobody has taken; 0 at quiescence."""
 
     bytes_held: int = 0
 
 
-KEPT: Final = Kept()
+KEPT: Final = KeptBytes()
 """Of this process: it has one memory, however many upstreams."""
 
 
@@ -43,7 +43,7 @@ class UpstreamAnswer:
     _section: UpstreamConfig
     _context: Context
     _answer: StreamedAnswer | WholeAnswer
-    _connection: Connection | None = None
+    _connection: UpstreamConnection | None = None
     _response: Response = attrs.field(factory=Response)
     _begun: bytes = b""
     _deltas: list[Delta] = attrs.field(factory=list)
@@ -55,11 +55,11 @@ class UpstreamAnswer:
         """It is no more than this `event`, with which all its tokens have come."""
         self._deltas = [Delta(finish_reason=FinishReason.LENGTH, raw=event)]
 
-    def take(self, connection: Connection, response: Response, begun: bytes) -> None:
+    def take(self, connection: UpstreamConnection, response: Response, begun: bytes) -> None:
         """Its head has come, and `begun` of its body."""
         self._connection, self._response, self._begun = connection, response, begun
 
-    async def begin(self, call: Call) -> None:
+    async def begin(self, call: UpstreamCall) -> None:
         """Read what is not streamed; raise the error that its status stands for, if not the client's."""
         response, answer = self._response, self._answer
         coding = response.headers.get(b"content-encoding", b"identity").lower()
@@ -123,7 +123,7 @@ class UpstreamAnswer:
             self._connections.take_back(self._connection, self._response)
             self._connection = None
 
-    async def _read_whole(self, whole: WholeAnswer, call: Call) -> bytes:
+    async def _read_whole(self, whole: WholeAnswer, call: UpstreamCall) -> bytes:
         connection, response, body = self._connection, self._response, self._begun
         assert connection is not None, "its head has come"
         while True:

@@ -20,8 +20,8 @@ from trinamo.runtime.protocol.openai.generate import Delta
 from trinamo.runtime.sinks import Ending, Sink, Sleeper
 
 from .answers import StreamedAnswer
-from .calls import Call
-from .client import Connection, Response
+from .calls import UpstreamCall
+from .client import Response, UpstreamConnection
 
 _READ_BYTES: Final = 1 << 16
 _EVENTS_MAX: Final = 256
@@ -73,10 +73,10 @@ class PushedStream:
     """
 
     _readers: Readers | None
-    _connection: Connection
+    _connection: UpstreamConnection
     _response: Response
     _answer: StreamedAnswer
-    _call: Call
+    _call: UpstreamCall
     _ending: Ending = attrs.field(factory=Ending)
     _room: Sleeper = attrs.field(factory=Sleeper)
     _is_over: bool = False

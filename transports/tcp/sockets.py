@@ -19,7 +19,7 @@ from trinamo.runtime.errors import ConfigError, ConnectError
 from trinamo.runtime.logs.text import reason
 
 from .interfaces import interface_address
-from .unfinished import Budget, Pending, Unfinished
+from .unfinished import ByteBudget, Pending, Unfinished
 
 _HOST_CHARS_MAX: Final = 255
 _PORT_DIGITS_MAX: Final = 5
@@ -33,19 +33,19 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
 
     secret: bytes = b""
     """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
-    budget: Budget = Budget(0)
+    budget: ByteBudget = ByteBudget(0)
     """What the connections of all planes with these options hold of frames that are not whole."""
     towards: tuple[str, ...] = ()
     """The servers of the control plane. Bound to every address, we are told to peers by the one that
     we ask these from. None: this machine is all there is."""
-    payloads: Budget = Budget(0)
+    payloads: ByteBudget = ByteBudget(0)
     """And of unary requests that run. Of its own: a frame that is whole must find room here while
     others wait there."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "payloads"):
             if not getattr(self, name).bytes_max:
-                msgspec.structs.force_setattr(self, name, Budget(self.unfinished_bytes_max))
+                msgspec.structs.force_setattr(self, name, ByteBudget(self.unfinished_bytes_max))
 
     def __repr__(self) -> str:
         """Without the secret."""

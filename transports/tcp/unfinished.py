@@ -1,7 +1,7 @@
 """How much the unfinished frames of all connections may hold together, and for how long.
 
 A frame costs what has arrived of it, up to 32 MiB, on each of thousands of connections. So what is
-over `FREE_BYTES` counts against one `Budget` of the process, and who finds it spent stops reading:
+over `FREE_BYTES` counts against one `ByteBudget` of the process, and who finds it spent stops reading:
 the peer feels it as a full window. The one that has waited longest goes on all the same until its
 frame is whole, for else frames that all wait for the rest would wait for ever.
 """
@@ -19,7 +19,7 @@ FREE_BYTES: Final = 64 * 1024
 """Of each connection; larger than all but a few frames."""
 
 
-class Budget:
+class ByteBudget:
     """Bytes that many share. All methods but `grow` are synchronous."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -85,7 +85,7 @@ class Unfinished:
     __slots__ = ("_budget", "_buffer_bytes", "_decoder", "_held_bytes", "_left_s", "_timeout_s")
 
     def __init__(
-        self, decoder: Pending, budget: Budget, *, buffer_bytes: int, timeout_s: float
+        self, decoder: Pending, budget: ByteBudget, *, buffer_bytes: int, timeout_s: float
     ) -> None:
         self._decoder = decoder
         self._budget = budget

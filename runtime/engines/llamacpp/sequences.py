@@ -23,7 +23,7 @@ _EVERY: Final = -1
 
 
 @attrs.define(eq=False)
-class Held:
+class HeldSequence:
     """One of llama.cpp's sequences, and the tokens whose KV it has."""
 
     tenant: str = ""
@@ -44,11 +44,11 @@ class Sequences:
         self._context = context
         self._tokens_max = tokens_max
         self._free = list(range(sequence_count(running_max)))
-        self._running: dict[int, Held] = {}
+        self._running: dict[int, HeldSequence] = {}
         """By slot."""
-        self._next: dict[int, Held] = {}
+        self._next: dict[int, HeldSequence] = {}
         """Of those begun, by slots whose last owners may not have been released yet."""
-        self._kept: list[Held] = []
+        self._kept: list[HeldSequence] = []
         """Of ended sequences, the one unused longest first."""
 
     def find(self, token_ids: Sequence[int], tenant: str) -> int:
@@ -57,7 +57,7 @@ class Sequences:
 
     def begin(self, slot: int, token_ids: Sequence[int], tenant: str) -> int:
         """Give the next owner of `slot` what `find` finds; returns how many tokens that are."""
-        held = self._next[slot] = Held(tenant)
+        held = self._next[slot] = HeldSequence(tenant)
         donor, count = self._longest(token_ids, tenant)
         if donor is None or (donor.id < 0 and not self._load(donor)):
             return 0
@@ -73,11 +73,11 @@ class Sequences:
         self._context.memory_seq_cp(donor.id, held.id, 0, count)
         return count
 
-    def of(self, slot: int) -> Held:
+    def of(self, slot: int) -> HeldSequence:
         """The sequence of `slot`, whose last owner has been released: a new one if nobody began it."""
         held = self._running.get(slot)
         if held is None:
-            held = self._running[slot] = self._next.pop(slot, Held())
+            held = self._running[slot] = self._next.pop(slot, HeldSequence())
             self._put_away(self._kept[:-1])
             if held.id < 0:
                 if not self._free:
@@ -122,7 +122,7 @@ class Sequences:
     def _kept_tokens(self) -> int:
         return sum(len(held.token_ids) for held in self._kept)
 
-    def _load(self, held: Held) -> bool:
+    def _load(self, held: HeldSequence) -> bool:
         """Give a kept sequence its cells again, those of the others if need be; False if there are not enough."""
         for others in ([], self._kept):
             self._put_away(others)
@@ -133,23 +133,23 @@ class Sequences:
                     return True
         return False
 
-    def _put_away(self, kept: list[Held]) -> None:
+    def _put_away(self, kept: list[HeldSequence]) -> None:
         for held in kept:
             if held.id >= 0:
                 held.state = self._context.get_state_seq_data(held.id)
                 self._take_cells(held)
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: HeldSequence) -> None:
         self._kept.remove(held)
         if held.id >= 0:
             self._take_cells(held)
 
-    def _take_cells(self, held: Held) -> None:
+    def _take_cells(self, held: HeldSequence) -> None:
         self._context.memory_seq_rm(held.id, _EVERY, _EVERY)
         self._free.append(held.id)
         held.id = -1
 
-    def _longest(self, token_ids: Sequence[int], tenant: str) -> tuple[Held | None, int]:
+    def _longest(self, token_ids: Sequence[int], tenant: str) -> tuple[HeldSequence | None, int]:
         longest, most = None, 0
         # `_next` are copies of what is here, or goes on behind it.
         for held in (*self._kept, *self._running.values()):

@@ -15,7 +15,7 @@ from .scheduler import TokenSequence
 Finish = Callable[[BaseException | None], None]
 
 
-class Answer:
+class SequenceAnswer:
     """What one request gets of its sequence; `finish` is told its end, or its error, once."""
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Answer:
         sink: Sink[Delta],
         finish: Finish,
         context: Context,
-        on_stop: Callable[[Answer], None],
+        on_stop: Callable[[SequenceAnswer], None],
     ) -> None:
         self.sequence = sequence
         self.text = text

@@ -35,7 +35,7 @@ from ..generation import BlockListener, EngineInfo, EngineStatistics
 from ..handoff import KeptPrefill, Prompt, Reservation
 from ..prompts import check_prompt_fits
 from ..text import TextStream
-from .answer import Answer, Finish
+from .answer import Finish, SequenceAnswer
 from .pinned import Pinned, Reserved
 from .scheduler import Scheduler, TokenSequence
 from .step import Hop, KeepsKv, KeepsPrefixes, Prepares, Sampling, Shaping, StagesKv, StepEngine
@@ -111,7 +111,7 @@ class EngineHost:
 
     def _submit(
         self, request: GenerateRequest, context: Context, sink: Sink[Delta], finish: Finish
-    ) -> Answer:
+    ) -> SequenceAnswer:
         self._steps.check_open()
         sequence = sequence_of(self._engine, request, self._env.rng)
         answer = self._answer(sequence, request, context, sink, finish)
@@ -133,10 +133,10 @@ class EngineHost:
         context: Context,
         sink: Sink[Delta],
         finish: Finish,
-    ) -> Answer:
+    ) -> SequenceAnswer:
         sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
-        return Answer(sequence, text, sink, finish, context, self._steps.stop)
+        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop)
 
     # --- handing over ---
 

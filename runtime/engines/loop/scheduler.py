@@ -122,7 +122,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
 
 
 @attrs.frozen
-class Plan:
+class StepPlan:
     """One step. The slots were released while planning and may already have new owners."""
 
     work: list[Work]
@@ -219,7 +219,7 @@ class Scheduler:
             sequence.is_dead = True
             self._dead.append(sequence)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """Free what the dead hold, then decide the next step; no work means nobody can run."""
         self._reap()
         work: list[Work] = []
@@ -230,7 +230,7 @@ class Scheduler:
             self._admit(work, budget)
         released, self._released_slots = self._released_slots, []
         pinned, self._admitted_pinned = self._admitted_pinned, []
-        return Plan(work, released, pinned)
+        return StepPlan(work, released, pinned)
 
     def advance(self, work: Work, token_id: int | None) -> None:
         """The step has computed `work`; `token_id` is the token sampled after it, if one was."""

@@ -20,12 +20,12 @@ from ...errors import EngineError, KilledError, OverloadedError, TrinamoError, U
 from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import FinishReason
 from ..generation import BlockListener, EngineStatistics
-from .answer import Answer
+from .answer import SequenceAnswer
 from .pinned import Pinned
-from .scheduler import Plan, Scheduler, SequenceState, TokenSequence, Work
+from .scheduler import Scheduler, SequenceState, StepPlan, TokenSequence, Work
 from .step import Hop, StagesKv, StepEngine, StepItem
 
-Asked = Answer | Pinned
+Asked = SequenceAnswer | Pinned
 """What was asked of a sequence: tokens for a sink, or blocks for a transfer."""
 
 _log = logging.getLogger("trinamo.engine")
@@ -43,7 +43,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._asked: dict[TokenSequence, Asked] = {}
         """Of all sequences that have not ended."""
-        self._stopped: list[Answer] = []
+        self._stopped: list[SequenceAnswer] = []
         """Their requests were stopped since the last plan."""
         self._wakeup = trio.Event()
         """Set when a plan may turn out differently than the last one."""
@@ -102,7 +102,7 @@ class StepLoop:
         self._asked[asked.sequence] = asked
         asked.follow_context()
 
-    def adopt(self, answer: Answer, first_token: int) -> None:
+    def adopt(self, answer: SequenceAnswer, first_token: int) -> None:
         """The blocks of a reserved sequence are filled: go on behind `first_token`."""
         self._scheduler.adopt(answer.sequence, first_token)
         answer.sequence.is_in_blocks_only = self._stages is not None
@@ -168,7 +168,7 @@ class StepLoop:
             if not plan.work and not self._scheduler.unschedulable():
                 await self._wakeup.wait()
 
-    async def _compute(self, plan: Plan) -> list[int | None]:
+    async def _compute(self, plan: StepPlan) -> list[int | None]:
         """All that the engine does for one plan; what it raises means that its state is unknown."""
         for slot in plan.released_slots:
             self._engine.release(slot)
@@ -216,7 +216,7 @@ class StepLoop:
         if work.token_count > 1 or sequence.cached_tokens < sequence.prompt_tokens:
             self._prompt_tokens += work.token_count
             asked = self._asked.get(sequence)
-            if isinstance(asked, Answer):
+            if isinstance(asked, SequenceAnswer):
                 asked.computes()
         self._scheduler.advance(work, token_id)
         asked = self._asked.get(sequence)
@@ -230,7 +230,7 @@ class StepLoop:
         elif token_id is not None:
             self._take(asked, token_id)
 
-    def _take(self, answer: Answer, token_id: int) -> None:
+    def _take(self, answer: SequenceAnswer, token_id: int) -> None:
         """One more token of an answer."""
         sequence = answer.sequence
         self._completion_tokens += 1
@@ -255,7 +255,7 @@ class StepLoop:
         elif text:
             self._send(answer, text, None)
 
-    def _send(self, answer: Answer, text: str, reason: FinishReason | None) -> None:
+    def _send(self, answer: SequenceAnswer, text: str, reason: FinishReason | None) -> None:
         try:
             answer.send(text, reason)
         except Exception as error:  # noqa: BLE001 -- whatever a sink raises ends its own answer only

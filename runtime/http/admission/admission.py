@@ -49,7 +49,7 @@ LOOK_INTERVAL_S: Final = 0.25
 
 
 @attrs.frozen
-class Wanted:
+class WaitingRequest:
     """What a request waits for."""
 
     model: str
@@ -96,7 +96,7 @@ class _Waiter:
 class _Line:
     """Those that wait for one model, whoever they are."""
 
-    wanted: Wanted
+    wanted: WaitingRequest
     length: int = 0
     is_refused: bool = False
     """A worker has refused one of them: until a place is free, or might be."""
@@ -135,7 +135,7 @@ class AdmissionQueue:
         return model in self._lines
 
     async def wait(
-        self, ticket: Ticket, wanted: Wanted, exchange: HttpExchange, deadline: float
+        self, ticket: Ticket, wanted: WaitingRequest, exchange: HttpExchange, deadline: float
     ) -> Context:
         """The context of a request in flight, for `Admission.leave`, once there is a place.
 
@@ -206,7 +206,7 @@ class AdmissionQueue:
             self._forget_if_over(line)
             self.settle()
 
-    def refused(self, ticket: Ticket, wanted: Wanted, error: OverloadedError) -> None:
+    def refused(self, ticket: Ticket, wanted: WaitingRequest, error: OverloadedError) -> None:
         """A worker refuses it: it is to `wait` again, as the first, and the others behind it."""
         ticket.refusal = error
         line = self._lines.setdefault(ticket.model, _Line(wanted))
@@ -247,7 +247,7 @@ class AdmissionQueue:
     def _count(self, party: str) -> int:
         return sum(map(len, self._parties.get(party, {}).values()))
 
-    def _join(self, ticket: Ticket, wanted: Wanted) -> _Waiter:
+    def _join(self, ticket: Ticket, wanted: WaitingRequest) -> _Waiter:
         greediest = self._greediest(ticket.party)
         if self.length >= self.length_max and ticket.refusal is None and greediest is not None:
             newest = max(
@@ -444,7 +444,7 @@ class Admission:
         if asked and all(map(self.is_busy, asked)):
             raise _all_busy()
 
-    def enter(self, ticket: Ticket, wanted: Wanted) -> Context | None:
+    def enter(self, ticket: Ticket, wanted: WaitingRequest) -> Context | None:
         """One more in flight, for `leave`; None: there is no place now, and it may wait for one.
 
         Raises `UnavailableError` while draining, and if it may not wait, why it would have to.
@@ -465,7 +465,7 @@ class Admission:
             return None
         raise closed or (_all_busy() if self.has_room else self._over())
 
-    def why_closed(self, wanted: Wanted) -> TrinamoError | None:
+    def why_closed(self, wanted: WaitingRequest) -> TrinamoError | None:
         """Why nobody is let in who wants that; None: because of `requests_max`, if at all."""
         try:
             engine = wanted.find()

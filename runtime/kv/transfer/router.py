@@ -60,7 +60,7 @@ _LOOKS: Final = 8
 
 
 @attrs.define
-class Job:
+class RemainingMove:
     """What is left of one move."""
 
     direction: Direction
@@ -78,7 +78,7 @@ class Job:
     """Whether a failed attempt still touches the blocks, so that no other one may."""
 
 
-async def reached(route: Route, job: Job, stall_s: float) -> RemoteMemory:
+async def reached(route: Route, job: RemainingMove, stall_s: float) -> RemoteMemory:
     """The peer's memory over one backend, waited for as `progressing` waits for blocks."""
     began_at = trio.current_time()
     with trio.move_on_at(min(job.ends_at, began_at + stall_s) if job.has_other else job.ends_at):
@@ -89,7 +89,9 @@ async def reached(route: Route, job: Job, stall_s: float) -> RemoteMemory:
     raise kind(f"{route.backend} did not connect within {now - began_at:g} s")
 
 
-async def progressing(transfer: Transfer, backend: str, job: Job, stall_s: float) -> TransferReport:
+async def progressing(
+    transfer: Transfer, backend: str, job: RemainingMove, stall_s: float
+) -> TransferReport:
     """The report; `StalledError` if no block was newly confirmed for about `stall_s` seconds.
 
     What still moves must not be given up for its size: a fallback is for backends that hang. Where
@@ -308,7 +310,7 @@ class TransferRouter:
         `StaleMemoryError` and `RequestError` are the same on every backend and end it at once.
         """
         ends_at = trio.current_time() + deadline_s
-        job = Job(direction, tuple(blocks), tuple(peer_blocks), notify, ticket, ends_at)
+        job = RemainingMove(direction, tuple(blocks), tuple(peer_blocks), notify, ticket, ends_at)
         check_compatible(memory.description, peer.description)
         check_blocks(job.here, memory.description.block_count, whose="local", blocks_max=None)
         reports: list[TransferReport] = []
@@ -370,7 +372,9 @@ class TransferRouter:
             quarantined_blocks=metrics.quarantined_count,
         )
 
-    async def _attempt(self, route: Route, memory: RoutedMemory, job: Job) -> TransferReport:
+    async def _attempt(
+        self, route: Route, memory: RoutedMemory, job: RemainingMove
+    ) -> TransferReport:
         """Move what is left, or as much as one transfer may; counts what is confirmed."""
         backend, until = route.backend, job.done + BLOCKS_MAX
         here, there = job.here[job.done : until], job.there[job.done : until]
@@ -408,7 +412,7 @@ class TransferRouter:
         self._metrics.done(report)
         return report
 
-    async def _settle(self, transfer: Transfer, route: Route, job: Job) -> None:
+    async def _settle(self, transfer: Transfer, route: Route, job: RemainingMove) -> None:
         """Before blocks are moved again, the attempt that failed must not touch them any more.
 
         When the caller's time is up they are not, and whoever leased them waits for it.

@@ -15,7 +15,7 @@ from ...caller.client import Client
 from ...config.config import Config
 from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
 from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
-from ...disaggregation.flow import Flow, Lending
+from ...disaggregation.flow import Lending, PrefillFlow
 from ...disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine
@@ -100,7 +100,7 @@ class DecodeRole(_Role):
             share=section.pool_share_max,
         )
         if section.mode != MODE:
-            flow: Flow = PrefillFirst(
+            flow: PrefillFlow = PrefillFirst(
                 self._host, self._transfers, prefills, section=section, lending=lending
             )
             task_status.started(self._engine(flow, prefills))
@@ -134,7 +134,7 @@ class DecodeRole(_Role):
             task_status.started(self._engine(decode_first, prefills))
             await trio.sleep_forever()
 
-    def _engine(self, flow: Flow, prefills: Client) -> DisaggregatedEngine:
+    def _engine(self, flow: PrefillFlow, prefills: Client) -> DisaggregatedEngine:
         return DisaggregatedEngine(
             self._host,
             flow,

@@ -20,7 +20,7 @@ from ...weights.files import manifest_of, open_partial
 from ...weights.lender import HeldFile, Lender, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
 from ...weights.metrics import WeightsMetrics
-from ...weights.taker import Progress, Taker, Wanted, find_offers, weights_endpoint
+from ...weights.taker import DownloadProgress, MissingFile, Taker, find_offers, weights_endpoint
 from ..opening import open_runtime
 from ..runtime import Runtime
 from ..transports import Transports
@@ -91,12 +91,12 @@ async def take_weights(
     config: Config,
     env: Env,
     transports: Transports,
-    wanted: Wanted,
+    wanted: MissingFile,
     target: Path,
     *,
     metrics: WeightsMetrics,
     patience_s: float,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[DownloadProgress], None] = lambda _: None,
     who: str = "",
 ) -> bool:
     """Take a file from whoever has it; False if nobody offers it within `patience_s` seconds.

@@ -82,7 +82,7 @@ def _speaks_for(key: str, card: ModelCard) -> str:
 
 
 @attrs.frozen
-class Claim:
+class NameClaim:
     """What one model wants to be called besides its name."""
 
     created: int
@@ -103,7 +103,7 @@ class AliasTable:
     _refused: frozenset[tuple[str, str]] = frozenset()
     """Alias and model, of the claims that are not granted and were told of."""
 
-    def settle(self, claims: Mapping[str, Claim]) -> list[str]:
+    def settle(self, claims: Mapping[str, NameClaim]) -> list[str]:
         """Take what all models claim now; a sentence for each claim that is newly refused."""
         claimants: dict[str, list[str]] = {}
         for name, claim in sorted(claims.items(), key=lambda item: (item[1].created, item[0])):
@@ -163,10 +163,10 @@ class _Model:
         self.servers.pop(_speaks_for(key, card), None)
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> NameClaim:
         """The other names that those who are asked give it."""
         told = (alias for key in self.servers.values() for alias in self.cards[key].aliases)
-        return Claim(self.card.created, dict.fromkeys(told))
+        return NameClaim(self.card.created, dict.fromkeys(told))
 
     def elect(self) -> None:
         """Let the oldest card that is left be in force, unless one stands by the last."""

@@ -5,7 +5,7 @@ prove death: a long prefill, a long queue and a slow tool are silent too. So two
 If discovery has deleted the instance: *deleted*, and *silent for a grace* since. If discovery names
 it, or cannot be asked: *silent for a grace*, and for another that brings *no answer to any probe*.
 
-One that is there may be faulty (`Fault`): others are asked while they live. `Liveness.faulty_until` is the one
+One that is there may be faulty (`InstanceFault`): others are asked while they live. `Liveness.faulty_until` is the one
 clock of it. A failed request is a fault that is waited out, for a time that doubles with every failure after
 it. When that is over one request at a time, the trial, finds out; an answer takes back one failure.
 
@@ -87,7 +87,7 @@ PRESENCE: Final[Mapping[Presence, Mapping[Sign, Presence]]] = {
 # fmt: on
 
 
-class Fault(enum.Enum):
+class InstanceFault(enum.Enum):
     """Why, and until when, an instance is passed over while another lives."""
 
     UNREACHED = "a connection to it broke, or cannot be made: until one is made"
@@ -141,7 +141,7 @@ class Liveness:
 
     def __init__(self, grace_s: float, stale_grace_s: float = 0.0, errors_max: int = 1) -> None:
         self.presence = Presence.LISTED
-        self.faults: dict[Fault, float] = {}
+        self.faults: dict[InstanceFault, float] = {}
         """Each with its end, infinite where that is not a matter of time."""
         self.requests: dict[InFlight, None] = {}
         """The oldest first."""
@@ -188,9 +188,9 @@ class Liveness:
         """Go where the table says."""
         self.presence = PRESENCE[self.presence].get(sign, self.presence)
         if self.presence is Presence.UNRESPONSIVE:
-            self.faults[Fault.UNRESPONSIVE] = math.inf
+            self.faults[InstanceFault.UNRESPONSIVE] = math.inf
         else:
-            self.faults.pop(Fault.UNRESPONSIVE, None)
+            self.faults.pop(InstanceFault.UNRESPONSIVE, None)
         if sign is Sign.REGISTERED:
             self._deleted_at, self._life_at, self._unanswered_count = math.inf, None, 0
             self._forgive(failures=0)
@@ -274,7 +274,7 @@ class Liveness:
         self.requests[request] = None
         if not self._failures or self._trial is not None:
             return False
-        self._trial, self.faults[Fault.TRIED] = request, math.inf
+        self._trial, self.faults[InstanceFault.TRIED] = request, math.inf
         return True
 
     def end(self, request: InFlight) -> None:
@@ -301,19 +301,19 @@ class Liveness:
         is_answer = isinstance(error, UpstreamError)
         if is_answer and not self._failures and self._errors < self._errors_max:
             return False
-        until = self.faults.get(Fault.FAILED, -math.inf)
+        until = self.faults.get(InstanceFault.FAILED, -math.inf)
         if now >= until:
             # Not for every request that one failure took along.
             self._failures = min(self._failures + 1, _FAILURES_MAX)
         grown_s = min(lasts_s * 2 ** (self._failures - 1), max(_GROWS_TO_S, lasts_s))
-        self.faults[Fault.FAILED] = max(until, now + grown_s)
+        self.faults[InstanceFault.FAILED] = max(until, now + grown_s)
         self._end_trial()
         self._is_nonsensical |= isinstance(error, RemoteProtocolError)
         return True
 
     def connect(self) -> bool:
         """A connection to it is made; whether there was none: it is another process, or was out of reach."""
-        if self.faults.pop(Fault.UNREACHED, None) is None:
+        if self.faults.pop(InstanceFault.UNREACHED, None) is None:
             return False
         if not self._is_nonsensical:
             self._forgive(failures=0)
@@ -321,8 +321,8 @@ class Liveness:
 
     def disconnect(self) -> bool:
         """A connection to it broke, or cannot be made; whether that is news."""
-        is_news = Fault.UNREACHED not in self.faults
-        self.faults[Fault.UNREACHED] = math.inf
+        is_news = InstanceFault.UNREACHED not in self.faults
+        self.faults[InstanceFault.UNREACHED] = math.inf
         return is_news
 
     def _forgive(self, *, failures: int) -> None:
@@ -330,9 +330,9 @@ class Liveness:
         self._failures, self._is_nonsensical = failures, False
         if not failures:
             self._errors = 0
-        self.faults.pop(Fault.FAILED, None)
+        self.faults.pop(InstanceFault.FAILED, None)
         self._end_trial()
 
     def _end_trial(self) -> None:
         self._trial = None
-        self.faults.pop(Fault.TRIED, None)
+        self.faults.pop(InstanceFault.TRIED, None)

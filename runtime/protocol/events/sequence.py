@@ -194,7 +194,7 @@ class SequenceCounts:
 
 
 @attrs.frozen
-class Step:
+class SequenceStep:
     """What to do, in this order: forget all and take `snapshot`, if there is one; apply `events`."""
 
     events: tuple[bytes, ...] = ()
@@ -202,7 +202,7 @@ class Step:
     """Its parts; none of them means: nothing yet."""
 
 
-_NOTHING: Final = Step()
+_NOTHING: Final = SequenceStep()
 
 
 class SequencedView:
@@ -226,7 +226,7 @@ class SequencedView:
         self._outdated_events = 0
         self._outdated_answers = 0
 
-    def receive(self, event: SequencedEvent) -> Step:
+    def receive(self, event: SequencedEvent) -> SequenceStep:
         """Take one event as it arrives."""
         self.trouble = Trouble.NONE
         if event.incarnation < self.incarnation:
@@ -245,7 +245,7 @@ class SequencedView:
             if event.sequence == 1 and event.body is not None:
                 self.needs_snapshot = False
                 self.sequence = 1
-                return Step((event.body,), snapshot=())
+                return SequenceStep((event.body,), snapshot=())
         if event.body is None:
             # A heartbeat: is the last event we know the last there is?
             if not self.needs_snapshot and event.sequence != self.sequence:
@@ -256,7 +256,7 @@ class SequencedView:
             return _NOTHING
         if event.sequence == self.sequence + 1:
             self.sequence += 1
-            return Step((event.body,))
+            return SequenceStep((event.body,))
         if event.sequence == self.sequence:
             self.counts.duplicates += 1
             return _NOTHING
@@ -264,7 +264,7 @@ class SequencedView:
         self._buffer(event.sequence, event.body)
         return _NOTHING
 
-    def take_snapshot(self, snapshot: WholeSnapshot) -> Step:
+    def take_snapshot(self, snapshot: WholeSnapshot) -> SequenceStep:
         """The answer to what `needs_snapshot` asked for, also if it comes uncalled."""
         if snapshot.incarnation < self.incarnation:
             self.counts.outdated += 1
@@ -289,7 +289,7 @@ class SequencedView:
             self.counts.gaps += 1
             for number, body in left.items():
                 self._buffer(number, body)
-        return Step(tuple(events), snapshot=snapshot.bodies)
+        return SequenceStep(tuple(events), snapshot=snapshot.bodies)
 
     def lose(self) -> None:
         """What was applied last could not be understood: only a snapshot helps."""

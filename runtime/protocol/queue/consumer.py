@@ -40,7 +40,7 @@ class JobOutcome(enum.StrEnum):
     and it is tried again."""
 
 
-class Ending(enum.Enum):
+class WorkEnd(enum.Enum):
     """How the work on a job ended, before the broker was told."""
 
     FINISHED = enum.auto()
@@ -129,36 +129,36 @@ class HeldLease:
 
 
 def verdict_on(
-    ending: Ending, *, reason: str, attempt: int, backoff: Backoff, chance: float
+    ending: WorkEnd, *, reason: str, attempt: int, backoff: Backoff, chance: float
 ) -> Ack | Nak | None:
     """What to tell the broker of a job whose work ended; None if the job is not ours to settle."""
     match ending:
-        case Ending.FINISHED:
+        case WorkEnd.FINISHED:
             return Ack()
-        case Ending.RAISED | Ending.UNREADABLE:
+        case WorkEnd.RAISED | WorkEnd.UNREADABLE:
             return Nak(backoff.delay_s(attempt, chance), reason[:REASON_CHARS_MAX])
-        case Ending.STOPPED:
+        case WorkEnd.STOPPED:
             return Nak(0.0, RETURNED_REASON)
-        case Ending.LEASE_LOST:
+        case WorkEnd.LEASE_LOST:
             return None
 
 
-def outcome_of(ending: Ending, settlement: Settlement | None) -> JobOutcome:
+def outcome_of(ending: WorkEnd, settlement: Settlement | None) -> JobOutcome:
     """What became of a job; `settlement` is the broker's answer, None if it gave none."""
-    if ending is Ending.LEASE_LOST or settlement is Settlement.STALE:
+    if ending is WorkEnd.LEASE_LOST or settlement is Settlement.STALE:
         return JobOutcome.LOST
     if settlement is None:
         return JobOutcome.UNSETTLED
     if settlement is Settlement.DEAD:
         return JobOutcome.DEAD
     match ending:
-        case Ending.FINISHED:
+        case WorkEnd.FINISHED:
             return JobOutcome.DONE
-        case Ending.RAISED:
+        case WorkEnd.RAISED:
             return JobOutcome.FAILED
-        case Ending.UNREADABLE:
+        case WorkEnd.UNREADABLE:
             return JobOutcome.UNDECODABLE
-        case Ending.STOPPED:
+        case WorkEnd.STOPPED:
             return JobOutcome.RETURNED
 
 

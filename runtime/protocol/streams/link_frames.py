@@ -93,7 +93,7 @@ class Opening:
 
 
 @attrs.define
-class Message:
+class LinkMessage:
     """A request or an answer, which are of no stream. Not frozen: one is made for every request."""
 
     kind: Kind

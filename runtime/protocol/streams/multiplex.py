@@ -20,7 +20,7 @@ from .link_frames import (
     MESSAGES_FROM,
     Credit,
     Kind,
-    Message,
+    LinkMessage,
     Opening,
     encode_batch,
     encode_event,
@@ -217,7 +217,7 @@ class Multiplexer:
         self._pairs, self._items, self._batch_bytes = [], [], 0
 
 
-Arrival = tuple[int, list[bytes] | Control | Opening | Credit | Message | RemoteProtocolError]
+Arrival = tuple[int, list[bytes] | Control | Opening | Credit | LinkMessage | RemoteProtocolError]
 """A stream, and what came for it: all its items up to the next event, or one event.
 
 An error is one of that stream alone. A message is of no stream, whatever its number; the last word of a
@@ -313,7 +313,7 @@ class Demultiplexer:
 
     def _take(
         self, frame: Frame, kind: int, stream: int, items: dict[int, list[bytes]]
-    ) -> Control | Opening | Credit | Message | RemoteProtocolError | None:
+    ) -> Control | Opening | Credit | LinkMessage | RemoteProtocolError | None:
         """What a frame says by itself; None if it is late, or of an item."""
         header, data = frame
         if kind in _MESSAGES:
@@ -342,7 +342,7 @@ class Demultiplexer:
             return None
         return RemoteProtocolError(f"an item over {self._item_bytes_max} bytes")
 
-    def _message(self, kind: Kind, number: int, header: bytes, data: bytes) -> Message:
+    def _message(self, kind: Kind, number: int, header: bytes, data: bytes) -> LinkMessage:
         payload: bytes | None = data
         if number:
             if number not in self._parted:
@@ -352,7 +352,7 @@ class Demultiplexer:
             payload = None
         if payload is None:
             raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
-        return Message(kind, header, payload)
+        return LinkMessage(kind, header, payload)
 
     def _take_part(self, kind: int, number: int, data: bytes) -> None:
         """A part of a long message, or that its rest will not come."""

@@ -124,7 +124,7 @@ def rebuilt(error: WireError) -> TrinamoError:
     )
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What comes back on the request plane: exactly one of `status` and `error` is set.
 
     `status` is the worker's decision about the envelope with this `id`: the ACK is `accepted`,
@@ -140,7 +140,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: WireError | None = None
 
     @property
-    def ack(self) -> Answer:
+    def ack(self) -> RequestAnswer:
         """Itself, where an ACK or NACK is due; raises `RemoteProtocolError` if it is an error."""
         if self.status is None:
             raise RemoteProtocolError(f"request {self.id}: an error where an ACK was due")
@@ -167,7 +167,7 @@ T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
-_answer_decoder = msgspec.json.Decoder(Answer)
+_answer_decoder = msgspec.json.Decoder(RequestAnswer)
 _cancel_decoder = msgspec.json.Decoder(_WireCancel)
 _id_decoder = msgspec.json.Decoder(_Identified)
 _CANCEL_PREFIX = b'{"cancel":'
@@ -210,12 +210,12 @@ def readable_id(header: bytes) -> str:
     return found if len(found) <= _READABLE_ID_CHARS_MAX else ""
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: RequestAnswer) -> bytes:
     """The header part that carries an ACK, a NACK or the header of a unary answer."""
     return _encoder.encode(answer)
 
 
-def decode_answer(header: bytes) -> Answer:
+def decode_answer(header: bytes) -> RequestAnswer:
     """The answer in a header part; an unknown status raises `RemoteProtocolError`."""
     answer = _decode(_answer_decoder, header, "request-plane answer")
     if (answer.status is None) is (answer.error is None):
@@ -223,9 +223,9 @@ def decode_answer(header: bytes) -> Answer:
     return answer
 
 
-def failure(request_id: str, error: TrinamoError) -> Answer:
+def failure(request_id: str, error: TrinamoError) -> RequestAnswer:
     """The answer that says a unary request failed with `error`."""
-    return Answer(id=request_id, error=wire_error(error))
+    return RequestAnswer(id=request_id, error=wire_error(error))
 
 
 def wire_error(error: TrinamoError) -> WireError:
@@ -256,7 +256,7 @@ def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:
         raise RemoteProtocolError(f"malformed {what}: {error}") from error
 
 
-def raise_for_nack(answer: Answer) -> None:
+def raise_for_nack(answer: RequestAnswer) -> None:
     """Raise the error that an answer tells or a NACK stands for; return if it is `accepted`."""
     message = answer.message
     match answer.status:

@@ -26,7 +26,7 @@ from .control import (
 from .machine import End, Ended, Machine, Role, TableKey, Tables
 
 
-class WorkerState(TableKey):
+class WorkerHalf(TableKey):
     """Where the worker's half is."""
 
     IDLE = "has not greeted"
@@ -63,7 +63,7 @@ def _error(ended: Ended) -> Exception | None:
 
 
 # fmt: off
-_W, _C = WorkerState, CallerState
+_W, _C = WorkerHalf, CallerState
 RESPONSE_STREAM: Final = Tables(
     name="response stream",
     start={Role.WORKER: _W.IDLE, Role.CALLER: _C.LISTENING},

@@ -187,7 +187,7 @@ _HEAD: Final = struct.Struct("<QQ")
 
 
 @attrs.frozen
-class Completion:
+class TransferDone:
     """A transfer with blocks of ours is done, says who started it."""
 
     region: int
@@ -198,14 +198,14 @@ class Completion:
     """What the peer's caller gave as `notify`."""
 
 
-def encode_completion(notice: Completion) -> bytes:
+def encode_completion(notice: TransferDone) -> bytes:
     """The bytes that `decode_completion` takes."""
     return _HEAD.pack(notice.region, notice.ticket) + notice.message
 
 
-def decode_completion(data: bytes) -> Completion:
+def decode_completion(data: bytes) -> TransferDone:
     """The notice in `data`; `RemoteProtocolError` for anything else."""
     if not _HEAD.size <= len(data) <= _HEAD.size + NOTIFY_BYTES_MAX:
         raise RemoteProtocolError(f"a notification of {len(data)} bytes")
     region, ticket = _HEAD.unpack_from(data)
-    return Completion(region, ticket, data[_HEAD.size :])
+    return TransferDone(region, ticket, data[_HEAD.size :])

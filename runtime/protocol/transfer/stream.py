@@ -17,7 +17,7 @@ A stream that begins with `Inquiry` in place of `Hello` carries one question and
 Inquiry -> Answer                                   has this incarnation let go of a ticket?
 ```
 
-Every request may be answered with `Failed` instead. Sums come after the bytes, so a sender that
+Every request may be answered with `TransferFailed` instead. Sums come after the bytes, so a sender that
 loses its right to the blocks in the middle of a slice can say so instead of vouching for them.
 Peer bytes raise nothing but `RemoteProtocolError`.
 """
@@ -48,19 +48,19 @@ _Text = Annotated[str, msgspec.Meta(max_length=2048)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class Message(
+class TransferMessage(
     msgspec.Struct, frozen=True, array_like=True, tag_field="_", forbid_unknown_fields=True
 ):
     """The parent of all messages; on the wire an array that begins with its tag."""
 
 
-class Request(Message, frozen=True):
+class Request(TransferMessage, frozen=True):
     """The parent of what the initiator asks, by a number that it counts up."""
 
     id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
-class Hello(Message, frozen=True, tag=1):
+class Hello(TransferMessage, frozen=True, tag=1):
     """The initiator's first message."""
 
     version: int
@@ -70,8 +70,8 @@ class Hello(Message, frozen=True, tag=1):
     """What it can compute, best first."""
 
 
-class Welcome(Message, frozen=True, tag=2):
-    """The owner's answer, or `Failed` with id 0."""
+class Welcome(TransferMessage, frozen=True, tag=2):
+    """The owner's answer, or `TransferFailed` with id 0."""
 
     checksum: _Word
     """For all transfers of this stream."""
@@ -96,7 +96,7 @@ class Write(Request, frozen=True, tag=4):
     notify: Annotated[bytes, msgspec.Meta(max_length=NOTIFY_BYTES_MAX)] | None
 
 
-class Slice(Message, frozen=True, tag=5):
+class Slice(TransferMessage, frozen=True, tag=5):
     """`count` blocks from position `first` of the list, in the data part."""
 
     id: _U63
@@ -104,27 +104,27 @@ class Slice(Message, frozen=True, tag=5):
     count: _U63
 
 
-class Sums(Message, frozen=True, tag=6):
+class Sums(TransferMessage, frozen=True, tag=6):
     """The checksums of the slice before; empty if the stream has none."""
 
     id: _U63
     sums: bytes
 
 
-class Confirmed(Message, frozen=True, tag=7):
+class Confirmed(TransferMessage, frozen=True, tag=7):
     """So many leading blocks have arrived and are verified."""
 
     id: _U63
     count: _U63
 
 
-class Finished(Message, frozen=True, tag=8):
+class Finished(TransferMessage, frozen=True, tag=8):
     """The request is done; its last message."""
 
     id: _U63
 
 
-class Failed(Message, frozen=True, tag=9):
+class TransferFailed(TransferMessage, frozen=True, tag=9):
     """The request failed or was aborted; its last message."""
 
     id: _U63
@@ -149,7 +149,7 @@ class Ping(Request, frozen=True, tag=12):
     """Are you there?"""
 
 
-class Inquiry(Message, frozen=True, tag=13):
+class Inquiry(TransferMessage, frozen=True, tag=13):
     """Has the incarnation that I mean let go of what I granted by this ticket, which is revoked by now?"""
 
     version: int
@@ -157,7 +157,7 @@ class Inquiry(Message, frozen=True, tag=13):
     ticket: _U63
 
 
-class Answer(Message, frozen=True, tag=14):
+class InquiryAnswer(TransferMessage, frozen=True, tag=14):
     """The last message of its stream."""
 
     is_meant: bool
@@ -167,14 +167,14 @@ class Answer(Message, frozen=True, tag=14):
 
 
 _AnyMessage = (
-    Hello | Welcome | Read | Write | Slice | Sums | Confirmed | Finished | Failed | Abort
-    | Notify | Ping | Inquiry | Answer
+    Hello | Welcome | Read | Write | Slice | Sums | Confirmed | Finished | TransferFailed | Abort
+    | Notify | Ping | Inquiry | InquiryAnswer
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_AnyMessage] = msgspec.msgpack.Decoder(_AnyMessage)
 
 
-def encode_message(message: Message, data_bytes: int = 0) -> bytes:
+def encode_message(message: TransferMessage, data_bytes: int = 0) -> bytes:
     """The frame up to its data part, which the caller sends after it."""
     header = _encoder.encode(message)
     return PREFIX.pack(len(header), data_bytes) + header

@@ -17,14 +17,14 @@ import trio
 
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import Frame
-from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.rpc import METHODS, Metadata
 
 from ..connector import Connector
-from ..peer import Peer
-from ..wire import Answer, Call, Forget, Ping, Pong, Refusal, encode, reader
+from ..peer import StreamPeer
+from ..wire import Call, CallResult, Forget, Heartbeat, Pong, Refusal, encode, reader
 from .server import PORT
 
 KEEP_ALIVE_S: Final = 8.0
@@ -33,7 +33,7 @@ KEEP_ALIVE_S: Final = 8.0
 REQUESTS_MAX: Final = 10_000
 REPLIES_MAX: Final = 10_000
 """How much waits for a connection, and for a reader."""
-_read = reader(Answer | Refusal | Pong)
+_read = reader(CallResult | Refusal | Pong)
 
 
 class _Exchange:
@@ -79,7 +79,7 @@ class _Exchange:
         """See `Stream.cancel`."""
         self.end(StatusError("CANCELLED", "cancelled"))
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: StreamPeer) -> None:
         """There is a connection: what waited for it goes."""
         if self._requests:
             peer.post_all(self._head, self._requests)
@@ -124,7 +124,7 @@ class SimulatedChannel:
         metadata: Metadata,  # noqa: ARG002 -- nobody is asked for a token
         waits: bool = False,
     ) -> Any:
-        """See `Channel.call`."""
+        """See `EtcdChannel.call`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._exchange(name, waits=waits) as (_, exchange), trio.move_on_after(timeout_s):
             exchange.send_nowait(request)
@@ -138,7 +138,7 @@ class SimulatedChannel:
         *,
         metadata: Metadata,  # noqa: ARG002 -- as above
     ) -> AsyncIterator[_Exchange]:
-        """See `Channel.open_stream`."""
+        """See `EtcdChannel.open_stream`."""
         with self._exchange(name) as (call_id, exchange):
             try:
                 yield exchange
@@ -157,7 +157,7 @@ class SimulatedChannel:
             self._exchanges.pop(call_id, None)
 
     def close(self) -> None:
-        """See `Channel.close`."""
+        """See `EtcdChannel.close`."""
         self._end_all(StatusError("CANCELLED", "Channel closed!"))
 
     def _end_all(self, error: StatusError) -> None:
@@ -171,7 +171,7 @@ class SimulatedChannel:
 
     # --- the connection: Session -------------------------------------------------------------------
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: StreamPeer) -> None:
         """See `Session`."""
         for exchange in self._exchanges.values():
             exchange.opened(peer)
@@ -183,9 +183,9 @@ class SimulatedChannel:
         for exchange in exchanges.values():
             exchange.unreached()
 
-    def ping(self, peer: Peer) -> None:
+    def ping(self, peer: StreamPeer) -> None:
         """See `Session`."""
-        peer.post(encode(Ping()))
+        peer.post(encode(Heartbeat()))
 
     def lost(self) -> None:
         """See `Session`."""
@@ -195,7 +195,7 @@ class SimulatedChannel:
         """See `Session`. A reply may come twice, or after its call was given up."""
         header, data = frame
         message = _read(header)
-        if isinstance(message, Answer):
+        if isinstance(message, CallResult):
             exchange = self._exchanges.get(message.id)
             if exchange is not None:
                 exchange.received(data)
@@ -228,7 +228,7 @@ async def open_simulated_etcd(
         silence_s=KEEP_ALIVE_S,
     )
     channel = SimulatedChannel(connector)
-    client = Client(
+    client = EtcdClient(
         channel,
         where=connector.where,
         rng=rng,

@@ -30,8 +30,8 @@ from trinamo.transports.memory.store import MemoryStore
 
 from ...core.world import World
 from ..interception import Done
-from ..machine import Connection, Machine
-from ..wire import Answer, Call, Forget, Ping, Refusal, Reply, encode, reader
+from ..machine import Connection, ServiceMachine
+from ..wire import Call, CallResult, Forget, Heartbeat, Refusal, Reply, encode, reader
 from .methods import Methods, refusal
 from .watches import WatchStream
 
@@ -39,10 +39,10 @@ PORT: Final = 2379
 WRITES: Final = frozenset({"Put", "Txn", "DeleteRange", "LeaseGrant", "LeaseRevoke"})
 PROGRESS_S: Final = 60.0
 NO_LEADER: Final = ("UNAVAILABLE", "etcdserver: no leader")
-_read = reader(Call | Forget | Ping)
+_read = reader(Call | Forget | Heartbeat)
 
 
-class SimulatedEtcd(Machine):
+class SimulatedEtcd(ServiceMachine):
     """The store's machine. `boot` starts it; needs a `Network` on the same world.
 
     Args:
@@ -148,7 +148,7 @@ class SimulatedEtcd(Machine):
             return Refusal(call.id, *refusal(error)), b""
         if call.op in WRITES:
             self.world.note(f"etcd.{call.op}", revision=self.store.revision)
-        return Answer(call.id), reply.SerializeToString()
+        return CallResult(call.id), reply.SerializeToString()
 
 
 class _Connection(Connection):
@@ -184,7 +184,7 @@ class _Connection(Connection):
     def _watch(self, call: Call, request: Any, stream: WatchStream) -> None:
         etcd = self._etcd
         answer = stream.take(request, etcd.store, etcd.store_id)
-        self._reply(Answer(call.id), answer.SerializeToString(), payload=answer)
+        self._reply(CallResult(call.id), answer.SerializeToString(), payload=answer)
         wanted = request.create_request
         if wanted.range_end:  # Else it is a probe.
             etcd.world.note("etcd.watch", client=self.client)
@@ -204,7 +204,7 @@ class _Connection(Connection):
                     # A round may wait for room; the stream may be gone when its turn comes.
                     if self._streams.get(call_id) is not stream:
                         break
-                    self._reply(Answer(call_id), message.SerializeToString(), payload=message)
+                    self._reply(CallResult(call_id), message.SerializeToString(), payload=message)
                     await self.peer.wait_room()
             if not self._is_stirred:
                 await self._stir.park()

@@ -25,9 +25,18 @@ from trinamo.transports.nats.outbox import Interest, Line, Publication
 from trinamo.transports.nats.plane import NatsEventPlane
 
 from ..connector import Connector
-from ..peer import Peer
-from ..wire import Deliver, Ping, Pong, Publish, Subscribe, Unsubscribe, decode_from_broker, encode
-from .queue_client import Caller, open_queue
+from ..peer import StreamPeer
+from ..wire import (
+    Deliver,
+    Heartbeat,
+    Pong,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    decode_from_broker,
+    encode,
+)
+from .queue_client import BrokerCalls, open_queue
 from .server import PORT
 
 OUTGOING_BYTES_MAX: Final = 64 << 20
@@ -36,7 +45,7 @@ OUTGOING_BYTES_MAX: Final = 64 << 20
 class SimulatedLine(Line):
     """The connection to a `SimulatedNats`. Implements `Session`."""
 
-    def __init__(self, connector: Connector, caller: Caller, *, messages_max: int) -> None:
+    def __init__(self, connector: Connector, caller: BrokerCalls, *, messages_max: int) -> None:
         super().__init__(messages_max=messages_max, bytes_max=OUTGOING_BYTES_MAX)
         self.opened_once = trio.Event()
         """Set with the first connection that knows all interests."""
@@ -84,18 +93,18 @@ class SimulatedLine(Line):
                 case _:
                     pass  # It was wanted and is not, or the other way round.
 
-    def _subscribe(self, peer: Peer, interest: Interest) -> None:
+    def _subscribe(self, peer: StreamPeer, interest: Interest) -> None:
         number = interest.handle = next(self._ids)
         self._by_id[number] = interest
         peer.post(encode(Subscribe(number, interest.pattern, interest.group)))
 
-    def _ping(self, peer: Peer, call: Callable[[], None]) -> None:
+    def _ping(self, peer: StreamPeer, call: Callable[[], None]) -> None:
         self._pongs.append(call)
-        peer.post(encode(Ping()))
+        peer.post(encode(Heartbeat()))
 
     # --- the connection: Session -------------------------------------------------------------------
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: StreamPeer) -> None:
         """See `Session`. Interest first, so that the answers to what waited find us."""
         if missing := self.missing():
             for interest in missing:
@@ -110,7 +119,7 @@ class SimulatedLine(Line):
         """See `Session`. What waits goes on waiting."""
         self.last_error = self._connector.last_words
 
-    def ping(self, peer: Peer) -> None:
+    def ping(self, peer: StreamPeer) -> None:
         """See `Session`."""
         self._ping(peer, lambda: None)
 
@@ -140,7 +149,7 @@ class SimulatedEventPlane(NatsEventPlane):
     """The production's plane on a `SimulatedLine`, with work queues of the simulated broker."""
 
     def __init__(
-        self, line: SimulatedLine, caller: Caller, *, inbox: str, rng: random.Random
+        self, line: SimulatedLine, caller: BrokerCalls, *, inbox: str, rng: random.Random
     ) -> None:
         super().__init__(line, inbox=inbox, rng=rng)
         self._caller = caller
@@ -196,7 +205,7 @@ async def open_simulated_nats(
         pause_max_s=reconnect_pause_max_s,
         silence_s=silence_s,
     )
-    caller = Caller(connector)
+    caller = BrokerCalls(connector)
     line = SimulatedLine(connector, caller, messages_max=buffered_max)
     plane = SimulatedEventPlane(line, caller, inbox=f"_INBOX.{rng.getrandbits(128):032x}", rng=rng)
     async with open_nursery() as nursery:

@@ -28,7 +28,7 @@ from trinamo.runtime.protocol.queue.jobs import check_queue_name
 from trinamo.transports.memory.queue import ADMINISTRATION_TIMEOUT_S, AskedQueue
 
 from ..connector import Connector
-from ..wire import Answer, Call, Forget, NoLeader, Refusal, Reply, encode
+from ..wire import Call, CallResult, Forget, NoLeader, Refusal, Reply, encode
 
 TRY_S: Final = 1.0
 RETRY_PAUSE_MIN_S: Final = 0.02
@@ -62,7 +62,7 @@ class _Question:
         return "the connection was lost" if self.settled.is_set() else "no answer"
 
 
-class Caller:
+class BrokerCalls:
     """The calls of one client. Its owner hands it every reply, and tells it of every loss."""
 
     def __init__(self, connector: Connector) -> None:
@@ -90,7 +90,7 @@ class Caller:
         words = "no time was given"
         while (left_s := deadline - trio.current_time()) > 0:
             question = await self._try(op, data, min(left_s, TRY_S))
-            if question is not None and isinstance(question.reply, Answer | Refusal):
+            if question is not None and isinstance(question.reply, CallResult | Refusal):
                 return question.result(kind), is_doubtful
             words = self._connector.last_words if question is None else question.words
             is_doubtful |= question is not None and not isinstance(question.reply, NoLeader)
@@ -150,7 +150,7 @@ class SimulatedWorkQueue(AskedQueue):
 
     def __init__(
         self,
-        caller: Caller,
+        caller: BrokerCalls,
         name: str,
         limits: QueueLimits,
         *,
@@ -205,7 +205,7 @@ class SimulatedWorkQueue(AskedQueue):
 
 @asynccontextmanager
 async def open_queue(
-    caller: Caller,
+    caller: BrokerCalls,
     name: str,
     limits: QueueLimits | None,
     *,

@@ -29,15 +29,15 @@ from trinamo.transports.memory.events import MemoryBroker, MemorySubscription
 
 from ...core.world import World
 from ..interception import Done
-from ..machine import Connection, Machine
+from ..machine import Connection, ServiceMachine
 from ..wire import (
-    Answer,
     Call,
+    CallResult,
     Deliver,
     Forget,
     FromClient,
+    Heartbeat,
     NoLeader,
-    Ping,
     Publish,
     Refusal,
     Reply,
@@ -53,7 +53,7 @@ _MESSAGE_BYTES_MAX: Final = 1 << 20
 """The largest payload with its headers."""
 
 
-class SimulatedNats(Machine):
+class SimulatedNats(ServiceMachine):
     """The broker's machine. `boot` starts it; needs a `Network` on the same world.
 
     Args:
@@ -117,7 +117,7 @@ class SimulatedNats(Machine):
             due = math.inf
             if not self.is_leaderless:  # Else whoever is elected stirs.
                 for take, job in self.queues.feed():
-                    take.asker.reply(take.op, Answer(take.id), encode(job))
+                    take.asker.reply(take.op, CallResult(take.id), encode(job))
                 due = self.queues.next_due()
             with trio.move_on_at(self.clock.world_time(due)):
                 await self._stirred.park()
@@ -138,7 +138,7 @@ class SimulatedNats(Machine):
         if call.op == "take":
             return None
         self.world.note(f"nats.{call.op}")
-        return Answer(call.id), encode(result)
+        return CallResult(call.id), encode(result)
 
 
 class _Connection(Connection):
@@ -172,7 +172,7 @@ class _Connection(Connection):
                     self.reply(message.op, *answer)
             case Forget(call_id):
                 self._nats.queues.drop_takes(self, call_id)
-            case Ping():
+            case Heartbeat():
                 pass
 
     def _subscribe(self, wanted: Subscribe) -> None:

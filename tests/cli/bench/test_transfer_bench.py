@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from tests.cli.places import Place
 from trinamo.cli.bench import transfer as command, transfer_roles as roles
-from trinamo.cli.bench.transfer_text import Row, rows_json, rows_svg, show
+from trinamo.cli.bench.transfer_text import TransferRow, rows_json, rows_svg, show
 
-GOOD = Row("tcp", "read", 3.0, 3.5, 0.2, 0.1, 0.5, 170.0, is_good=True)
+GOOD = TransferRow("tcp", "read", 3.0, 3.5, 0.2, 0.1, 0.5, 170.0, is_good=True)
 OTHER = attrs.evolve(GOOD, direction="write", gb_per_s=1.5, mover_s_per_gb=0.4)
-AWAY = Row("nixl <cma>", "", problem="NIXL & UCX cannot be loaded")
+AWAY = TransferRow("nixl <cma>", "", problem="NIXL & UCX cannot be loaded")
 WRONG = attrs.evolve(GOOD, backend="mooncake tcp", is_good=False)
 
 
@@ -35,7 +35,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return found.exit_code, found.output
 
 
-def table(*rows: Row) -> str:
+def table(*rows: TransferRow) -> str:
     text = io.StringIO()
     show(rows, Console(file=text, width=130), "what")
     return text.getvalue()

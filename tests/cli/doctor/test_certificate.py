@@ -9,7 +9,7 @@ import pytest
 
 from tests.certificates import Authority
 from trinamo.cli.doctor.examination import certificate_findings
-from trinamo.cli.doctor.finding import Verdict
+from trinamo.cli.doctor.finding import FindingVerdict
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.http import HttpConfig, HttpTlsConfig
 
@@ -30,12 +30,14 @@ def test_without_tls_there_is_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("days", "verdict", "text"),
     [
-        (-30, Verdict.GOOD, "ends on"),
-        (0, Verdict.WARNING, "in 1 days"),
-        (3, Verdict.MISSING, "over"),
+        (-30, FindingVerdict.GOOD, "ends on"),
+        (0, FindingVerdict.WARNING, "in 1 days"),
+        (3, FindingVerdict.MISSING, "over"),
     ],
 )
-def test_what_is_left_of_it_decides(tmp_path: Path, days: int, verdict: Verdict, text: str) -> None:
+def test_what_is_left_of_it_decides(
+    tmp_path: Path, days: int, verdict: FindingVerdict, text: str
+) -> None:
     """It is made for two days."""
     config = config_of(*Authority.make(tmp_path).sign("server"))
     (finding,) = certificate_findings(config, now() + days * 86_400)
@@ -47,8 +49,8 @@ def test_a_file_that_is_missing_and_a_key_for_everybody_are_told(tmp_path: Path)
     certificate, key = Authority.make(tmp_path).sign("server")
     key.chmod(0o644)
     found = list(certificate_findings(config_of(certificate, key), now()))
-    assert [each.verdict for each in found] == [Verdict.WARNING, Verdict.WARNING]
+    assert [each.verdict for each in found] == [FindingVerdict.WARNING, FindingVerdict.WARNING]
     key.unlink()
     (finding,) = certificate_findings(config_of(certificate, key), now())
-    assert finding.verdict is Verdict.MISSING
+    assert finding.verdict is FindingVerdict.MISSING
     assert "No such file" in finding.text

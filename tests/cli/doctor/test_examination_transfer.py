@@ -9,9 +9,9 @@ import attrs
 import pytest
 
 from tests.session import needs
-from trinamo.cli.doctor.finding import Finding, Verdict
+from trinamo.cli.doctor.finding import Finding, FindingVerdict
 from trinamo.cli.doctor.library import LIBRARIES, Loaded, load, parse_transports
-from trinamo.cli.doctor.transfer import Machine, transfer_findings
+from trinamo.cli.doctor.transfer import MachinePaths, transfer_findings
 from trinamo.runtime.config.config import load_config
 
 HOME_LIKE = Loaded(text="nixl-cu12 1.5.1 loads", transports=("tcp (lo)", "cma", "self"))
@@ -26,11 +26,11 @@ PORT = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> MachinePaths:
     """One without RDMA on which everything loads."""
     (tmp_path / "sys/net/lo").mkdir(parents=True)
     (tmp_path / "dev").mkdir()
-    return Machine(
+    return MachinePaths(
         sys_class=tmp_path / "sys",
         dev=tmp_path / "dev",
         find_library=lambda name: f"lib{name}.so",
@@ -41,7 +41,7 @@ def machine(tmp_path: Path) -> Machine:
     )
 
 
-def add_device(machine: Machine, name: str = "mlx5_0", **port: str) -> None:
+def add_device(machine: MachinePaths, name: str = "mlx5_0", **port: str) -> None:
     device = machine.sys_class / "infiniband" / name
     folder = device / "ports" / "1"
     folder.mkdir(parents=True)
@@ -54,26 +54,28 @@ def add_device(machine: Machine, name: str = "mlx5_0", **port: str) -> None:
     (machine.dev / "infiniband" / "uverbs0").touch()
 
 
-def examine(machine: Machine, **settings: object) -> dict[str, Finding]:
+def examine(machine: MachinePaths, **settings: object) -> dict[str, Finding]:
     overrides = {f"data_plane.{key.replace('__', '.')}": value for key, value in settings.items()}
     found = list(transfer_findings(load_config(overrides=overrides), machine))
     assert len({each.what for each in found}) == len(found)
     return {each.what: each for each in found}
 
 
-def test_without_rdma_nothing_is_missing_and_each_row_says_what_is_used(machine: Machine) -> None:
+def test_without_rdma_nothing_is_missing_and_each_row_says_what_is_used(
+    machine: MachinePaths,
+) -> None:
     found = examine(machine)
-    assert Verdict.MISSING not in {each.verdict for each in found.values()}
-    assert found["RDMA devices"].verdict is Verdict.NOTE
+    assert FindingVerdict.MISSING not in {each.verdict for each in found.values()}
+    assert found["RDMA devices"].verdict is FindingVerdict.NOTE
     assert "over TCP" in found["RDMA devices"].text
     assert found["UCX transports"].text == "tcp (lo), cma, self; none over RDMA"
     assert "RDMA tools" not in found
 
 
-def test_a_port_is_told_as_ibstat_does(machine: Machine) -> None:
+def test_a_port_is_told_as_ibstat_does(machine: MachinePaths) -> None:
     add_device(machine)
     found = examine(machine)["RDMA mlx5_0:1"]
-    assert found.verdict is Verdict.GOOD
+    assert found.verdict is FindingVerdict.GOOD
     for words in ("ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)", "InfiniBand", "CA", "16.35.2000"):
         assert words in found.text
     assert "LID 0x12, SM LID 0x1" in found.text
@@ -88,15 +90,15 @@ def test_a_port_is_told_as_ibstat_does(machine: Machine) -> None:
     ],
 )
 def test_a_port_that_is_not_active_comes_with_what_to_do(
-    machine: Machine, port: dict[str, str], remedy: str
+    machine: MachinePaths, port: dict[str, str], remedy: str
 ) -> None:
     add_device(machine, **port)
     found = examine(machine)["RDMA mlx5_0:1"]
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is FindingVerdict.WARNING
     assert remedy in found.remedy
 
 
-def test_files_of_a_device_that_cannot_be_read_are_unknown(machine: Machine) -> None:
+def test_files_of_a_device_that_cannot_be_read_are_unknown(machine: MachinePaths) -> None:
     add_device(machine)
     port = machine.sys_class / "infiniband/mlx5_0/ports/1"
     (port / "rate").unlink()
@@ -105,86 +107,86 @@ def test_files_of_a_device_that_cannot_be_read_are_unknown(machine: Machine) -> 
 
 
 def test_a_device_that_no_file_opens_is_a_warning_or_missing_if_it_is_needed(
-    machine: Machine,
+    machine: MachinePaths,
 ) -> None:
     add_device(machine)
     (machine.dev / "infiniband" / "uverbs0").unlink()
-    assert examine(machine)["RDMA access"].verdict is Verdict.WARNING
+    assert examine(machine)["RDMA access"].verdict is FindingVerdict.WARNING
     needed = examine(machine, mooncake__enabled=True, mooncake__protocol="rdma")["RDMA access"]
-    assert needed.verdict is Verdict.MISSING
+    assert needed.verdict is FindingVerdict.MISSING
     assert "--device=/dev/infiniband" in needed.remedy
 
 
-def test_rdma_that_is_configured_and_not_there_is_missing(machine: Machine) -> None:
+def test_rdma_that_is_configured_and_not_there_is_missing(machine: MachinePaths) -> None:
     found = examine(machine, mooncake__enabled=True, mooncake__protocol="rdma")
-    assert found["RDMA devices"].verdict is Verdict.MISSING
+    assert found["RDMA devices"].verdict is FindingVerdict.MISSING
     assert "modprobe" in found["RDMA devices"].remedy
 
 
-def test_the_device_that_nixl_is_told_is_looked_for(machine: Machine) -> None:
+def test_the_device_that_nixl_is_told_is_looked_for(machine: MachinePaths) -> None:
     given = {"nixl__enabled": True, "nixl__rdma_interface": "mlx5_0"}
     found = examine(machine, **given)["NIXL's device"]
-    assert found.verdict is Verdict.MISSING
+    assert found.verdict is FindingVerdict.MISSING
     assert "there is no device 'mlx5_0'" in found.text
     add_device(machine)
     found = examine(machine, **given)["NIXL's device"]
-    assert (found.verdict, found.text) == (Verdict.GOOD, "mlx5_0:1 (RDMA)")
+    assert (found.verdict, found.text) == (FindingVerdict.GOOD, "mlx5_0:1 (RDMA)")
     unnamed = examine(machine, nixl__enabled=True)["NIXL's device"]
-    assert unnamed.verdict is Verdict.WARNING
+    assert unnamed.verdict is FindingVerdict.WARNING
     assert "this host only" in unnamed.text
 
 
-def test_what_mooncake_would_really_run_over_is_said(machine: Machine) -> None:
+def test_what_mooncake_would_really_run_over_is_said(machine: MachinePaths) -> None:
     def path(environ: dict[str, str], **given: object) -> Finding:
         there = attrs.evolve(machine, environ=environ)
         return examine(there, mooncake__enabled=True, **given)["Mooncake's path"]
 
-    assert (path({}).verdict, path({}).text) == (Verdict.GOOD, "tcp")
+    assert (path({}).verdict, path({}).text) == (FindingVerdict.GOOD, "tcp")
     rdma = {"mooncake__protocol": "rdma"}
-    assert path({}, **rdma).verdict is Verdict.MISSING
+    assert path({}, **rdma).verdict is FindingVerdict.MISSING
     add_device(machine)
     assert path({}, **rdma).text == "rdma"
-    assert path({"MC_FORCE_TCP": "1"}, **rdma).verdict is Verdict.WARNING
+    assert path({"MC_FORCE_TCP": "1"}, **rdma).verdict is FindingVerdict.WARNING
     opposite = path({"MC_FORCE_TCP": "0"}, **rdma)
-    assert opposite.verdict is Verdict.MISSING
+    assert opposite.verdict is FindingVerdict.MISSING
     assert "MC_FORCE_TCP=0" in opposite.text
-    assert path({}, **rdma, mooncake__device="mlx5_7").verdict is Verdict.MISSING
+    assert path({}, **rdma, mooncake__device="mlx5_7").verdict is FindingVerdict.MISSING
 
 
-def test_the_limit_of_locked_memory_matters_where_there_is_rdma(machine: Machine) -> None:
+def test_the_limit_of_locked_memory_matters_where_there_is_rdma(machine: MachinePaths) -> None:
     assert examine(machine)["locked memory"].text == "unlimited"
     small = attrs.evolve(machine, locked_bytes_max=65_536)
-    assert examine(small)["locked memory"].verdict is Verdict.NOTE
+    assert examine(small)["locked memory"].verdict is FindingVerdict.NOTE
     add_device(small)
     found = examine(small)["locked memory"]
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is FindingVerdict.WARNING
     assert "65536 bytes" in found.text
     for way in ("ulimit -l", "LimitMEMLOCK", "memlock=-1"):
         assert way in found.remedy
 
 
-def test_ucx_without_rdma_is_a_warning_where_there_is_a_device(machine: Machine) -> None:
+def test_ucx_without_rdma_is_a_warning_where_there_is_a_device(machine: MachinePaths) -> None:
     add_device(machine)
-    assert examine(machine)["UCX transports"].verdict is Verdict.WARNING
+    assert examine(machine)["UCX transports"].verdict is FindingVerdict.WARNING
     loaded = attrs.evolve(HOME_LIKE, transports=("rc_mlx5 (mlx5_0:1)", "tcp (lo)", "cma"))
     good = examine(attrs.evolve(machine, load=lambda _: loaded))["UCX transports"]
-    assert (good.verdict, good.text) == (Verdict.GOOD, "rc_mlx5 (mlx5_0:1), tcp (lo), cma")
+    assert (good.verdict, good.text) == (FindingVerdict.GOOD, "rc_mlx5 (mlx5_0:1), tcp (lo), cma")
 
 
-def test_the_tools_of_a_fabric_are_named_by_their_packages(machine: Machine) -> None:
+def test_the_tools_of_a_fabric_are_named_by_their_packages(machine: MachinePaths) -> None:
     add_device(machine)
-    assert examine(machine)["RDMA tools"].verdict is Verdict.GOOD
+    assert examine(machine)["RDMA tools"].verdict is FindingVerdict.GOOD
     found = examine(attrs.evolve(machine, find_tool=lambda _: None))["RDMA tools"]
     assert "ib_write_bw, ib_write_lat" in found.text
-    assert found.verdict is Verdict.NOTE
+    assert found.verdict is FindingVerdict.NOTE
     assert found.remedy == "apt-get install infiniband-diags perftest"
 
 
 @pytest.mark.parametrize(
-    ("is_enabled", "verdict"), [(False, Verdict.NOTE), (True, Verdict.MISSING)]
+    ("is_enabled", "verdict"), [(False, FindingVerdict.NOTE), (True, FindingVerdict.MISSING)]
 )
 def test_a_library_that_is_not_there_is_missing_only_if_it_is_configured(
-    machine: Machine, is_enabled: bool, verdict: Verdict
+    machine: MachinePaths, is_enabled: bool, verdict: FindingVerdict
 ) -> None:
     bare = attrs.evolve(
         machine,

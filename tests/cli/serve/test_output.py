@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.cli.serve.output import Output
+from trinamo.cli.serve.output import TextOutput
 
 PIPE_BYTES = 4096
 
@@ -35,7 +35,7 @@ def read_lines(reader: int, last: str) -> list[str]:
 
 
 def test_what_is_written_arrives_in_order(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1])
+    output = TextOutput(pipe[1])
 
     for number in range(10):
         print("line", number, file=output)
@@ -49,7 +49,7 @@ def test_a_writer_never_waits_and_the_losses_are_told_where_they_were(
     pipe: tuple[int, int],
 ) -> None:
     """Without the thread this test would hang at the 4,097th byte."""
-    output = Output(pipe[1], bytes_max=20_000)
+    output = TextOutput(pipe[1], bytes_max=20_000)
 
     for number in range(3000):
         output.write(f"line {number}\n")
@@ -69,7 +69,7 @@ def test_a_writer_never_waits_and_the_losses_are_told_where_they_were(
 def test_a_reader_that_has_gone_is_no_error(pipe: tuple[int, int]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    output = Output(writer)
+    output = TextOutput(writer)
 
     output.write("one\n")
     assert output.drain(5)
@@ -84,7 +84,7 @@ def test_a_descriptor_that_another_process_made_non_blocking_is_waited_for(
     pipe: tuple[int, int],
 ) -> None:
     os.set_blocking(pipe[1], False)
-    output = Output(pipe[1])
+    output = TextOutput(pipe[1])
 
     for number in range(500):
         output.write(f"line {number}\n")
@@ -94,7 +94,7 @@ def test_a_descriptor_that_another_process_made_non_blocking_is_waited_for(
 
 
 def test_a_part_of_a_line_waits_for_the_rest_or_for_flush(pipe: tuple[int, int]) -> None:
-    output = Output(pipe[1])
+    output = TextOutput(pipe[1])
 
     output.write("> ")
     assert not output._lines

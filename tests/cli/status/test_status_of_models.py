@@ -13,7 +13,7 @@ from trinamo.cli.doctor.discovery import (
     reach_findings,
     shedding_findings,
 )
-from trinamo.cli.doctor.finding import Verdict
+from trinamo.cli.doctor.finding import FindingVerdict
 from trinamo.cli.status.text import survey_tables
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.planes import Entry
@@ -102,10 +102,10 @@ def test_the_blocks_of_several_models_of_one_worker_are_told_apart() -> None:
 def test_doctor_warns_of_each_refusal_and_names_a_file_once() -> None:
     found = list(cluster_findings(surveyed()))
     assert [(each.what, each.verdict) for each in found] == [
-        ("models", Verdict.GOOD),
-        ("models", Verdict.WARNING),
-        ("models", Verdict.WARNING),
-        ("weights", Verdict.GOOD),
+        ("models", FindingVerdict.GOOD),
+        ("models", FindingVerdict.WARNING),
+        ("models", FindingVerdict.WARNING),
+        ("weights", FindingVerdict.GOOD),
     ]
     assert "held by 2 workers" in found[-1].text
     assert "host, pid 7: 25 %" in found[-1].text
@@ -120,7 +120,7 @@ def test_doctor_warns_of_workers_whose_load_frontends_wait_for_in_vain() -> None
         )
     ]
     (found,) = shedding_findings(survey, HttpConfig(busy_blocks=0.9))
-    assert (found.verdict, found.text.split(": ")[-1]) == (Verdict.WARNING, "a")
+    assert (found.verdict, found.text.split(": ")[-1]) == (FindingVerdict.WARNING, "a")
     assert not list(shedding_findings(survey, HttpConfig()))
 
 
@@ -136,12 +136,12 @@ def test_nonsense_about_files_is_passed_over(junk: Any) -> None:
 def test_doctor_says_who_cannot_be_reached_where_and_why() -> None:
     """A cluster whose models are listed may answer nobody all the same."""
     survey = Survey(etcd="etcd", cluster=None, frontend=None)
-    assert [each.verdict for each in reach_findings(survey)] == [Verdict.GOOD]
+    assert [each.verdict for each in reach_findings(survey)] == [FindingVerdict.GOOD]
     why = "instance 1 of a/b/c does not answer: cannot be reached at vm:35673: Connection refused"
     survey.away.append(why)
     survey.frontends.append(FrontendLook("frontend", 0, "http://f:80", "", wants_key=True))
     reach, key = reach_findings(survey)
-    assert (reach.verdict, reach.text) == (Verdict.WARNING, why)
+    assert (reach.verdict, reach.text) == (FindingVerdict.WARNING, why)
     assert "data_plane.tcp.advertise_host" in reach.remedy
-    assert (key.verdict, key.remedy) == (Verdict.NOTE, "trinamo doctor --key-env NAME")
+    assert (key.verdict, key.remedy) == (FindingVerdict.NOTE, "trinamo doctor --key-env NAME")
     assert "http://f:80 wants a key (401)" in key.text

@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from trinamo.cli.status.asking import Answers
+from trinamo.cli.status.asking import ProcessAnswers
 from trinamo.cli.trace.page import timeline_page
 from trinamo.cli.trace.text import timeline_text
 from trinamo.cli.trace.timeline import TimeLine, time_line, timeline_json
@@ -23,7 +23,7 @@ def found(process: str, request_id: str, *legs: LegView) -> tuple[str, TraceView
 
 
 OLD, NEW = "mine-0000000000000001", "mine-0000000000000002"
-ANSWERS = Answers(
+ANSWERS = ProcessAnswers(
     found=[
         found("frontend", OLD, leg("http", 90.0, 91.0)),
         found("worker-1", f"{NEW}.0011aabb", leg("worker", 100.3, 100.9, endpoint="a/b/c")),
@@ -87,7 +87,7 @@ def test_a_failed_attempt_says_its_error_first() -> None:
 
 
 def test_what_others_wrote_does_no_harm() -> None:
-    answers = Answers(
+    answers = ProcessAnswers(
         found=[found("w\x1b[2J<b>", "r", leg("http", 1.0, 2.0, model="<script>\x07"))]
     )
     drawn = time_line(answers)
@@ -106,14 +106,14 @@ def test_the_page_needs_no_other_file() -> None:
 
 
 def test_a_request_of_no_duration_can_be_drawn() -> None:
-    drawn = time_line(Answers(found=[found("w", "r", leg("http", 1.0, 1.0))]))
+    drawn = time_line(ProcessAnswers(found=[found("w", "r", leg("http", 1.0, 1.0))]))
     assert drawn is not None
     assert "http" in printed(drawn)
     assert "<rect" in timeline_page(drawn)
 
 
 def test_nothing_found_is_nothing_to_draw() -> None:
-    nothing = Answers(asked=2, keeping=2, away=["worker-1 does not answer"])
+    nothing = ProcessAnswers(asked=2, keeping=2, away=["worker-1 does not answer"])
     assert time_line(nothing) is None
     assert json.loads(timeline_json(None, nothing)) == {
         "request": None,

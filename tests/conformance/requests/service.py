@@ -11,9 +11,9 @@ from trinamo.runtime.planes import CallHome, RequestPlane
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
     ConnectionInfo,
     Envelope,
+    RequestAnswer,
     RequestKind,
     StreamType,
     raise_for_nack,
@@ -38,14 +38,16 @@ class Service:
 
     def admit(
         self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
-    ) -> Answer:
+    ) -> RequestAnswer:
         self.admitted.append((envelope, payload))
         name = envelope.endpoint.rpartition("/")[2]
         if name in set(AckStatus):
             whom = envelope.instance_id
             text = f"it is {name}"
-            return Answer(id=envelope.id, status=AckStatus(name), message=text, instance_id=whom)
-        return Answer(id=envelope.id, status=AckStatus.ACCEPTED)
+            return RequestAnswer(
+                id=envelope.id, status=AckStatus(name), message=text, instance_id=whom
+            )
+        return RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED)
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
         self.running += 1
@@ -99,7 +101,9 @@ def unary(request_id: str, endpoint: str = "echo") -> Envelope:
     return Envelope(id=request_id, endpoint=f"ns/c/{endpoint}", kind=RequestKind.UNARY)
 
 
-async def ack_of(plane: RequestPlane, address: str, envelope: Envelope, payload: bytes) -> Answer:
+async def ack_of(
+    plane: RequestPlane, address: str, envelope: Envelope, payload: bytes
+) -> RequestAnswer:
     """The ACK or NACK of a request that calls home, or of a probe."""
     attempt = UnaryAttempt(Context(envelope.id))
     answer, _ = await attempt.run(plane, address, envelope, payload)

@@ -32,7 +32,7 @@ from trinamo.runtime.protocol.streams.control import Closed, Refused
 from trinamo.runtime.protocol.streams.link_frames import (
     MESSAGES_FROM,
     Kind,
-    Message,
+    LinkMessage,
     encode_event,
     encode_item,
     encode_message,
@@ -40,8 +40,8 @@ from trinamo.runtime.protocol.streams.link_frames import (
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
     Envelope,
+    RequestAnswer,
     RequestKind,
     decode_answer,
     encode_answer,
@@ -72,12 +72,12 @@ async def raw_caller(pair: Pair) -> AsyncIterator[RawLink]:
         yield RawLink(end)
 
 
-async def hear_answer(link: RawLink) -> Answer:
+async def hear_answer(link: RawLink) -> RequestAnswer:
     """What comes next, an ACK or a NACK."""
     arrival = await link.hear()
     assert arrival is not None
     stream, message = arrival
-    assert isinstance(message, Message)
+    assert isinstance(message, LinkMessage)
     assert (stream, message.kind) == (0, Kind.ANSWER)
     return decode_answer(message.header).ack
 
@@ -87,7 +87,7 @@ NO_FRAMES = [
     b"\xff" * 64,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"\0\0\0\0\xff\xff\xff\xff",
-    tell(encode_answer(Answer(id="r1", status=AckStatus.ACCEPTED))),
+    tell(encode_answer(RequestAnswer(id="r1", status=AckStatus.ACCEPTED))),
     encode_message(Kind.REQUEST, b"{}", b"x", MESSAGES_FROM),
     encode_event(MESSAGES_FROM, Refused("", "")),
     encode_item(1, b"no such stream"),
@@ -228,7 +228,7 @@ async def test_a_bad_answer_fails_the_request_it_names_and_no_other() -> None:
     address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
     bad, good = (
         tell(b'{"id":"r1","status":"fine"}'),
-        Answer(id="r2", status=AckStatus.ACCEPTED),
+        RequestAnswer(id="r2", status=AckStatus.ACCEPTED),
     )
     with trio.fail_after(PATIENCE_S):
         async with listener, open_request_plane(options(), RealEnv()) as plane:
@@ -288,8 +288,8 @@ async def test_a_worker_that_dies_fails_every_waiting_request_at_once(how: str) 
         tell(b"{}"),
         tell(b'{"id":"r1","status":"fine"}'),
         tell(b'{"id":"r1"}'),
-        tell(encode_answer(Answer(id="", status=AckStatus.INVALID, message="what?"))),
-        ask(encode_answer(Answer(id="r1", status=AckStatus.ACCEPTED))),
+        tell(encode_answer(RequestAnswer(id="", status=AckStatus.INVALID, message="what?"))),
+        ask(encode_answer(RequestAnswer(id="r1", status=AckStatus.ACCEPTED))),
         encode_event(0, Refused("bad_link", "what?")),
     ],
 )
@@ -334,7 +334,7 @@ async def test_a_long_request_that_is_given_up_on_its_way_never_arrives_and_leav
             part = encode_item(number, bytes(PART_BYTES), is_last=False)
             await caller.write(part, encode_event(number, Closed()))
         await caller.write(ask(encode_envelope(unary("r1"))))
-        assert await hear_answer(caller) == Answer(id="r1", status=AckStatus.ACCEPTED)
+        assert await hear_answer(caller) == RequestAnswer(id="r1", status=AckStatus.ACCEPTED)
     assert pair.service.answered == ["r1"]
 
 

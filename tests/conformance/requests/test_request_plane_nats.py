@@ -37,8 +37,8 @@ from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
     Envelope,
+    RequestAnswer,
     decode_answer,
     encode_answer,
     encode_cancel,
@@ -101,14 +101,14 @@ async def test_they_are_the_interfaces_of_the_runtime() -> None:
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
     ack = await ack_of(pair.plane, pair.address, envelope, bytes(range(256)))
-    assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
+    assert ack == RequestAnswer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await ack_of(pair.plane, pair.address, stream("r1", status.value), b"")
-    assert ack == Answer(id="r1", status=status, message=f"it is {status}")
+    assert ack == RequestAnswer(id="r1", status=status, message=f"it is {status}")
 
 
 async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
@@ -116,7 +116,9 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await ack_of(pair.plane, pair.address, probe("p1", status.value), b"")
-        assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
+        assert ack == RequestAnswer(
+            id="p1", status=status, message=f"it is {status}", instance_id="a1"
+        )
     assert pair.service.answered == []
 
 
@@ -290,7 +292,7 @@ async def test_a_request_id_in_use_is_invalid_and_the_first_request_goes_on(pair
         b"thanks",
         encode_frame(b"{}"),
         encode_frame(b'{"id":"r1","status":"fine"}'),
-        encode_frame(encode_answer(Answer(id="r2", status=AckStatus.ACCEPTED))),
+        encode_frame(encode_answer(RequestAnswer(id="r2", status=AckStatus.ACCEPTED))),
     ],
 )
 async def test_an_answer_that_is_none_is_a_protocol_error(pair: Pair, reply: bytes) -> None:

@@ -20,7 +20,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope
+from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer
 from trinamo.transports.tcp import TcpRequestPlane, open_request_plane
 
 
@@ -28,13 +28,13 @@ class Taken:
     """What came of one posted request."""
 
     def __init__(self) -> None:
-        self.all: list[tuple[Answer | TrinamoError, bytes]] = []
+        self.all: list[tuple[RequestAnswer | TrinamoError, bytes]] = []
 
-    def __call__(self, answer: Answer | TrinamoError, result: bytes) -> None:
+    def __call__(self, answer: RequestAnswer | TrinamoError, result: bytes) -> None:
         self.all.append((answer, result))
 
     @property
-    def only(self) -> tuple[Answer | TrinamoError, bytes]:
+    def only(self) -> tuple[RequestAnswer | TrinamoError, bytes]:
         (found,) = self.all
         return found
 
@@ -72,14 +72,14 @@ async def test_acks_nacks_results_and_errors_are_taken_as_they_come(pair: Pair) 
         assert not taken.all
     await eventually(lambda: all(taken.all for _, taken in posted))
     statuses = [taken.only[0] for taken in (ack, nack, result)]
-    assert [each.status for each in statuses if isinstance(each, Answer)] == [
+    assert [each.status for each in statuses if isinstance(each, RequestAnswer)] == [
         AckStatus.ACCEPTED,
         AckStatus.OVERLOADED,
         AckStatus.ACCEPTED,
     ]
     assert result.only[1] == b"re:x"
     answer, _ = error.only
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestAnswer)
     assert answer.error is not None
     assert answer.error.code == EngineError.code
 

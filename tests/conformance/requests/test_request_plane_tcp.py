@@ -24,7 +24,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, Answer
+from trinamo.runtime.protocol.streams.request import AckStatus, RequestAnswer
 from trinamo.transports.tcp import open_request_plane
 
 
@@ -43,14 +43,14 @@ async def test_they_are_the_interfaces_of_the_runtime(pair: Pair) -> None:
 async def test_an_accepted_request_arrives_whole_and_is_acknowledged(pair: Pair) -> None:
     envelope = stream("r1")
     ack = await ack_of(pair.plane, pair.address, envelope, bytes(range(256)))
-    assert ack == Answer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
+    assert ack == RequestAnswer(id="r1", status=AckStatus.ACCEPTED, message="it is accepted")
     assert pair.service.admitted == [(envelope, bytes(range(256)))]
 
 
 @pytest.mark.parametrize("status", [each for each in AckStatus if each is not AckStatus.ACCEPTED])
 async def test_every_nack_reaches_the_caller_as_itself(pair: Pair, status: AckStatus) -> None:
     ack = await ack_of(pair.plane, pair.address, stream("r1", status.value), b"")
-    assert ack == Answer(id="r1", status=status, message=f"it is {status}")
+    assert ack == RequestAnswer(id="r1", status=status, message=f"it is {status}")
 
 
 async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answers(
@@ -58,7 +58,9 @@ async def test_a_probe_is_decided_like_a_request_that_streams_and_says_who_answe
 ) -> None:
     for status in (AckStatus.ACCEPTED, AckStatus.DRAINING):
         ack = await ack_of(pair.plane, pair.address, probe("p1", status.value), b"")
-        assert ack == Answer(id="p1", status=status, message=f"it is {status}", instance_id="a1")
+        assert ack == RequestAnswer(
+            id="p1", status=status, message=f"it is {status}", instance_id="a1"
+        )
     assert pair.service.answered == []
 
 

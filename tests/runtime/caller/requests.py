@@ -11,11 +11,11 @@ import trio
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, DisconnectedError, TrinamoError
-from trinamo.runtime.planes import Delivery, Entry, TakeAnswer
+from trinamo.runtime.planes import Entry, PostedRequest, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope, RequestKind
+from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer, RequestKind
 
 NAME = EndpointName("ns", "engine", "generate")
 
@@ -111,7 +111,7 @@ class ToldPlane:
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
-    ) -> Delivery | None:
+    ) -> PostedRequest | None:
         assert (envelope.kind, payload) == (RequestKind.PROBE, b"")
         assert (envelope.endpoint, place(envelope.instance_id)) == (str(NAME), address)
         assert self.is_usable
@@ -121,14 +121,14 @@ class ToldPlane:
     async def wait_room(self, address: str) -> None:
         raise AssertionError
 
-    async def _answer(self, envelope: Envelope) -> tuple[Answer, bytes]:
+    async def _answer(self, envelope: Envelope) -> tuple[RequestAnswer, bytes]:
         self.open_count += 1
         try:
             await trio.sleep(self.delay_s)
             if self.status is None:
                 await trio.sleep_forever()
                 raise AssertionError
-            return Answer(id=envelope.id, status=self.status, instance_id=self.life), b""
+            return RequestAnswer(id=envelope.id, status=self.status, instance_id=self.life), b""
         finally:
             self.open_count -= 1
 
@@ -137,7 +137,7 @@ class Posted:
     """A request under way: what `answer` returns or raises is taken, unless it is cancelled."""
 
     def __init__(
-        self, answer: Callable[[], Awaitable[tuple[Answer, bytes]]], take: TakeAnswer
+        self, answer: Callable[[], Awaitable[tuple[RequestAnswer, bytes]]], take: TakeAnswer
     ) -> None:
         self._answer, self._take = answer, take
         self._scope = trio.CancelScope()
@@ -150,7 +150,7 @@ class Posted:
         self._scope.cancel()
 
     async def _run(self) -> None:
-        said: Answer | TrinamoError
+        said: RequestAnswer | TrinamoError
         result = b""
         with self._scope:
             try:

@@ -19,12 +19,12 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.errors import (
     TrinamoError,
 )
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
+from trinamo.runtime.planes import PostedRequest, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.presence import InFlight
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
     Envelope,
+    RequestAnswer,
     RequestKind,
 )
 
@@ -50,19 +50,19 @@ class ScriptedPlane:
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
-    ) -> Delivery | None:
+    ) -> PostedRequest | None:
         return Posted(partial(self._answer, envelope), take)
 
     async def wait_room(self, address: str) -> None:
         raise AssertionError
 
-    async def _answer(self, envelope: Envelope) -> tuple[Answer, bytes]:
+    async def _answer(self, envelope: Envelope) -> tuple[RequestAnswer, bytes]:
         await trio.lowlevel.checkpoint()
         if envelope.kind is RequestKind.PROBE:
             self.probe_count += 1
             if not self.alive:
                 await trio.sleep_forever()
-            return Answer(
+            return RequestAnswer(
                 id=envelope.id, status=AckStatus.ACCEPTED, instance_id=envelope.instance_id
             ), b""
         self.sent.append(envelope)
@@ -73,7 +73,7 @@ class ScriptedPlane:
             raise AssertionError
         if isinstance(answer, TrinamoError):
             raise answer
-        return Answer(id=envelope.id, status=answer), msgspec.msgpack.encode("done")
+        return RequestAnswer(id=envelope.id, status=answer), msgspec.msgpack.encode("done")
 
     async def hold(self, address: str, on_connected: object, *, instance_id: str = "") -> None:
         await trio.sleep_forever()

@@ -23,7 +23,7 @@ from trinamo.runtime.errors import (
     KilledError,
 )
 from trinamo.runtime.protocol.streams.control import Data, Kill, Opened, Sentinel
-from trinamo.runtime.protocol.streams.link_frames import Message
+from trinamo.runtime.protocol.streams.link_frames import LinkMessage
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     RequestKind,
@@ -286,7 +286,7 @@ async def test_a_request_cancelled_while_it_waits_for_its_ack_is_cancelled_at_th
             async with listener, end.stream:
                 link = RawLink(end)
                 while (arrival := await link.hear()) is not None:
-                    assert isinstance(arrival[1], Message)
+                    assert isinstance(arrival[1], LinkMessage)
                     header = arrival[1].header
                     cancelled = decode_cancel(header)
                     if cancelled is not None:

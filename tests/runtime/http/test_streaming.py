@@ -25,7 +25,7 @@ from trinamo.runtime.errors import EngineError, UnavailableError
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.http.metrics import FrontendMetrics
-from trinamo.runtime.http.streaming import BodySink, Delivery, EventSink
+from trinamo.runtime.http.streaming import AnswerDelivery, BodySink, EventSink
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
@@ -116,7 +116,9 @@ class Served:
         make_form = partial(CompletionAnswer, "1", "m", 0, wants_usage=False)
         with self.metrics.request("m", "chat") as record, Body(self.answers) as kept:
             config = msgspec.structs.replace(self.config, answer_bytes_max=1 << 19)
-            delivery = Delivery(exchange, record, [], kept, config, self.context, self.tokens_max)
+            delivery = AnswerDelivery(
+                exchange, record, [], kept, config, self.context, self.tokens_max
+            )
             sink = self.sink_type(delivery, make_form)
             engine: Any = SimpleNamespace(forward=lambda _, __, sink: forward(sink))
             await delivery.run(sink, engine, GenerateRequest(model="m", prompt="a"))

@@ -16,7 +16,7 @@ from tests.sim.report.browser import Browser
 from trinamo import HttpService
 from trinamo.runtime.view.overview import PREFIX
 from trinamo.runtime.view.pages import Tabs, file_routes
-from trinamo.runtime.view.snapshot import Snapshot
+from trinamo.runtime.view.snapshot import ClusterSnapshot
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ def event(number: int, more: str = "") -> bytes:
     return b"event: snapshot\ndata: %b\n\n" % data
 
 
-def event_of(told: Snapshot) -> bytes:
+def event_of(told: ClusterSnapshot) -> bytes:
     """The same of a whole snapshot."""
     return b"event: snapshot\ndata: %b\n\n" % msgspec.json.encode(told)
 
@@ -82,7 +82,7 @@ class Shown:
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.run(partial(self.chromium.call, "Emulation.setEmulatedMedia", features=media))
 
-    async def tell(self, told: Snapshot) -> None:
+    async def tell(self, told: ClusterSnapshot) -> None:
         """Send it, and wait until it is drawn."""
         await until(lambda: len(self.tabs))
         self.tabs.send(event_of(told))

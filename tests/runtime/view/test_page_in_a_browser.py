@@ -20,10 +20,10 @@ from trinamo.runtime.view.listing import ModelLook
 from trinamo.runtime.view.pages import Tabs
 from trinamo.runtime.view.snapshot import (
     BackendRow,
+    ClusterSnapshot,
     FrontendRow,
     InstanceRow,
     QueueRow,
-    Snapshot,
 )
 from trinamo.runtime.view.timeline import Event
 
@@ -63,12 +63,12 @@ def worker(number: int, name: str, state: str = "ready", role: str = "decode") -
     )
 
 
-def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Snapshot:
+def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> ClusterSnapshot:
     request = RequestView(id="0123456789abcdef" * 2, start=at - 1, leg=name, model=name)
     request.instance, request.process = f"{1:016x}", name
     failed = msgspec.structs.replace(request, end=at - 0.5, outcome=name)
     kinds = {"joined": None, "left": None, "outage": at - 10, "interruption": at - 5}
-    return Snapshot(
+    return ClusterSnapshot(
         number=1,
         at=at,
         interval_s=1.0,

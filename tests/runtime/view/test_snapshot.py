@@ -11,7 +11,7 @@ import pytest
 from trinamo.runtime.traces.ring import RequestsView, RequestView
 from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals
 from trinamo.runtime.view.listing import InstanceLook
-from trinamo.runtime.view.snapshot import INSTANCES_MAX, Snapshot, Snapshots
+from trinamo.runtime.view.snapshot import INSTANCES_MAX, ClusterSnapshot, Snapshots
 from trinamo.runtime.view.survey import FrontendLook, Survey
 
 OWN = FrontendLook("frontend-1", 1, "u", "s1", is_own=True)
@@ -41,7 +41,7 @@ def look(*instances: InstanceLook, frontends: Sequence[FrontendLook] = (OWN,)) -
     return survey
 
 
-def make(snapshots: Snapshots, found: Survey, at: float, **totals: Any) -> Snapshot:
+def make(snapshots: Snapshots, found: Survey, at: float, **totals: Any) -> ClusterSnapshot:
     facts = FrontendFacts(status="ready", in_flight=3, totals=FrontendTotals(**totals))
     facts.streams = {f"{1:016x}": 3}
     OWN.health, OWN.requests = msgspec.to_builtins(facts), RequestsView()

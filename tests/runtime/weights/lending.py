@@ -28,7 +28,7 @@ from trinamo.runtime.weights.messages import (
     weights_key,
 )
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.runtime.weights.taker import Taker, Wanted
+from trinamo.runtime.weights.taker import MissingFile, Taker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.transfer import (
     TransferFabric,
@@ -150,7 +150,7 @@ class World:
         """As `trinamo worker` does."""
         async with self.taker(faults) as taker, open_partial(target, sha256, inline) as partial:
             if partial is not None:
-                await taker.take(Wanted(MODEL, SPACE, sha256), partial)
+                await taker.take(MissingFile(MODEL, SPACE, sha256), partial)
 
 
 @attrs.frozen

@@ -26,14 +26,14 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.weights.messages import (
     Ask,
+    HolderOpened,
     Item,
-    Lent,
+    LentChunk,
     Manifest,
-    Opened,
     Want,
     weights_key,
 )
-from trinamo.runtime.weights.taker import Wanted, find_offers
+from trinamo.runtime.weights.taker import MissingFile, find_offers
 from trinamo.transports.memory.transfer import TransferFaults
 
 CHUNKS = 7
@@ -192,10 +192,13 @@ async def test_two_files_of_one_name_are_told_of_unless_one_is_pinned(
         for junk in (b"", b"{}", b'{"model":"m","byte_count":-1}'):
             await world.control.put(f"weights/{'0' * 64}/feed", junk)
         with pytest.raises(ConfigError, match="model_sha256"):
-            await find_offers(world.control, Wanted(MODEL, SPACE))
-        (found,) = await find_offers(world.control, Wanted("any", SPACE, digest(other)))
+            await find_offers(world.control, MissingFile(MODEL, SPACE))
+        (found,) = await find_offers(world.control, MissingFile("any", SPACE, digest(other)))
         assert (found.instance_id, found.sha256) == ("2", digest(other))
-        for wanted in (Wanted("another", SPACE), Wanted(MODEL, "elsewhere", digest(other))):
+        for wanted in (
+            MissingFile("another", SPACE),
+            MissingFile(MODEL, "elsewhere", digest(other)),
+        ):
             assert await find_offers(world.control, wanted) == []
 
 
@@ -229,8 +232,8 @@ async def test_what_was_lent_cannot_be_read_once_the_exchange_is_over(source: Pa
         ask = Ask(sha256=digest(source))
         items = holder.lender.lend(ask, Context("x"), asking(Want(0, 0)))
         opened, lent = await anext(items), await anext(items)
-        assert isinstance(opened, Opened)
-        assert isinstance(lent, Lent)
+        assert isinstance(opened, HolderOpened)
+        assert isinstance(lent, LentChunk)
         manifest = Manifest.of(digest(source), opened)
         peer = await taker.router.connect(opened.memory)
         async with taker._memory_of(manifest) as (memory, window):
@@ -253,7 +256,7 @@ async def test_a_holder_that_lends_another_chunk_is_not_read(
     source: Path, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     def confused(item: Item) -> Item:
-        return item if isinstance(item, Opened) else msgspec.structs.replace(item, chunk=5)
+        return item if isinstance(item, HolderOpened) else msgspec.structs.replace(item, chunk=5)
 
     async with open_world() as world:
         (await world.add(source)).says = confused
@@ -295,6 +298,6 @@ async def test_a_full_holder_that_leaves_is_not_waited_for(
 
 @pytest.mark.parametrize("ticket", [-1, 0, 1 << 63])
 def test_a_number_that_no_ticket_has_is_refused_before_a_backend_packs_it(ticket: int) -> None:
-    told = msgspec.msgpack.encode(Lent(chunk=0, block=0, ticket=ticket))
+    told = msgspec.msgpack.encode(LentChunk(chunk=0, block=0, ticket=ticket))
     with pytest.raises(msgspec.ValidationError, match="ticket"):
-        msgspec.msgpack.decode(told, type=Lent)
+        msgspec.msgpack.decode(told, type=LentChunk)

@@ -12,7 +12,7 @@ import trio.testing
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.worker.metrics import WorkerMetrics
-from trinamo.runtime.worker.registration import HeldLease, Registrar
+from trinamo.runtime.worker.registration import LeaseFacts, Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 
 TTL_S = 10.0
@@ -39,7 +39,7 @@ class Registered:
     registrar: Registrar
     faults: ControlFaults
     others: MemoryControlPlane
-    changes: list[HeldLease]
+    changes: list[LeaseFacts]
 
     async def value(self, key: str = "k") -> bytes | None:
         entry = await self.others.get(key)
@@ -53,7 +53,7 @@ class Registered:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Registered]:
-    faults, changes = ControlFaults(), list[HeldLease]()
+    faults, changes = ControlFaults(), list[LeaseFacts]()
     metrics = WorkerMetrics(RealEnv())
     mine = MemoryControlPlane(faults=faults)
     registrar = Registrar(

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 import trio
 
-from trinamo.runtime.worker.registration import HeldLease, Registrar
+from trinamo.runtime.worker.registration import LeaseFacts, Registrar
 from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import SimulatedEtcd, open_simulated_etcd
 from trinamo.transports.etcd import EtcdControlPlane
@@ -29,7 +29,7 @@ class Member:
     def key(self) -> str:
         return f"instances/{self.name}"
 
-    def on_change(self, state: HeldLease) -> None:
+    def on_change(self, state: LeaseFacts) -> None:
         (self.grants if state.lease_id else self.losses).append(trio.current_time())
 
 

@@ -11,7 +11,7 @@ import trio
 from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.sim import Network, SeedChoices, World
 from trinamo.sim.services.connector import Connector
-from trinamo.sim.services.peer import Peer
+from trinamo.sim.services.peer import StreamPeer
 
 PORT, SILENCE_S = 7000, 6.0
 HELLO = 0.01
@@ -28,7 +28,7 @@ class Waiting:
     asked_s: list[float] = attrs.Factory(list)
     frames: list[Frame] = attrs.Factory(list)
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: StreamPeer) -> None:
         assert not peer.is_lost
         self.opened_s.append(trio.current_time())
 
@@ -41,7 +41,7 @@ class Waiting:
     def lost(self) -> None:
         self.lost_s.append(trio.current_time())
 
-    def ping(self, peer: Peer) -> None:
+    def ping(self, peer: StreamPeer) -> None:
         self.asked_s.append(trio.current_time())
         peer.post(b"ping")
 

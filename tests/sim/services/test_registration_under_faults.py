@@ -13,7 +13,7 @@ from tests.sim.services.clusters import TTL_S, Herd
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.sim.services.connector import Connector
-from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.client import EtcdClient
 
 SEEDS = range(4)
 
@@ -157,7 +157,7 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
         "__init__",
         lambda self, *args, **options: start(self, *args, **options | {"rng": steady}),
     )
-    monkeypatch.setattr(Client, "jittered", lambda _, pause_s: pause_s)
+    monkeypatch.setattr(EtcdClient, "jittered", lambda _, pause_s: pause_s)
     begin = Registrar.__init__
 
     def without_dice(self: Registrar, control: Any, env: Any, **options: Any) -> None:

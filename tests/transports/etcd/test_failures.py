@@ -18,29 +18,29 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.transports.etcd.channel import Endpoints, open_channel, parse_endpoints, resolve
-from trinamo.transports.etcd.failures import StatusError, Verdict, final_error, judge
+from trinamo.transports.etcd.failures import CallVerdict, StatusError, final_error, judge
 
 Code = grpc.StatusCode
 
 
 # fmt: off
 VERDICTS = [
-    (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused",   Verdict.UNSENT),
-    (Code.UNAVAILABLE, "connections to all backends failing; last error: refused",  Verdict.UNSENT),
-    (Code.UNAVAILABLE, "errors resolving no-such-host:1: not found",                Verdict.UNSENT),
-    (Code.UNAVAILABLE, "Socket closed",                                             Verdict.UNKNOWN),
-    (Code.UNAVAILABLE, "Stream removed (recvmsg:Connection reset by peer (104))",   Verdict.UNKNOWN),
-    (Code.UNAVAILABLE, "etcdserver: leader changed",                                Verdict.UNKNOWN),
-    (Code.UNAVAILABLE, "etcdserver: request timed out",                             Verdict.UNKNOWN),
-    (Code.DEADLINE_EXCEEDED, "Deadline Exceeded",                                   Verdict.UNKNOWN),
-    (Code.CANCELLED, "Channel closed!",                                             Verdict.UNKNOWN),
-    (Code.UNKNOWN, "",                                                              Verdict.UNKNOWN),
-    (Code.UNAUTHENTICATED, "etcdserver: invalid auth token",                        Verdict.DENIED),
-    (Code.INVALID_ARGUMENT, "etcdserver: user name is empty",                       Verdict.DENIED),
-    (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old",            Verdict.DENIED),
-    (Code.INVALID_ARGUMENT, "etcdserver: key is not provided",                      Verdict.FINAL),
-    (Code.PERMISSION_DENIED, "etcdserver: permission denied",                       Verdict.FINAL),
-    (Code.NOT_FOUND, "etcdserver: requested lease not found",                       Verdict.FINAL),
+    (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused",   CallVerdict.UNSENT),
+    (Code.UNAVAILABLE, "connections to all backends failing; last error: refused",  CallVerdict.UNSENT),
+    (Code.UNAVAILABLE, "errors resolving no-such-host:1: not found",                CallVerdict.UNSENT),
+    (Code.UNAVAILABLE, "Socket closed",                                             CallVerdict.UNKNOWN),
+    (Code.UNAVAILABLE, "Stream removed (recvmsg:Connection reset by peer (104))",   CallVerdict.UNKNOWN),
+    (Code.UNAVAILABLE, "etcdserver: leader changed",                                CallVerdict.UNKNOWN),
+    (Code.UNAVAILABLE, "etcdserver: request timed out",                             CallVerdict.UNKNOWN),
+    (Code.DEADLINE_EXCEEDED, "Deadline Exceeded",                                   CallVerdict.UNKNOWN),
+    (Code.CANCELLED, "Channel closed!",                                             CallVerdict.UNKNOWN),
+    (Code.UNKNOWN, "",                                                              CallVerdict.UNKNOWN),
+    (Code.UNAUTHENTICATED, "etcdserver: invalid auth token",                        CallVerdict.DENIED),
+    (Code.INVALID_ARGUMENT, "etcdserver: user name is empty",                       CallVerdict.DENIED),
+    (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old",            CallVerdict.DENIED),
+    (Code.INVALID_ARGUMENT, "etcdserver: key is not provided",                      CallVerdict.FINAL),
+    (Code.PERMISSION_DENIED, "etcdserver: permission denied",                       CallVerdict.FINAL),
+    (Code.NOT_FOUND, "etcdserver: requested lease not found",                       CallVerdict.FINAL),
 ]
 ERRORS: list[tuple[grpc.StatusCode, str, type[TrinamoError]]] = [
     (Code.NOT_FOUND, "etcdserver: requested lease not found",                        LeaseLostError),
@@ -55,7 +55,7 @@ ERRORS: list[tuple[grpc.StatusCode, str, type[TrinamoError]]] = [
 
 @pytest.mark.parametrize(("code", "text", "verdict"), VERDICTS)
 def test_only_words_that_say_so_mean_unsent(
-    code: grpc.StatusCode, text: str, verdict: Verdict
+    code: grpc.StatusCode, text: str, verdict: CallVerdict
 ) -> None:
     assert judge(StatusError(code.name, text)) is verdict
 

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from trinamo.runtime.errors import ConnectError, DeadlineError, TrinamoError
-from trinamo.transports.etcd.client import Client
+from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.keeping import PAUSE_MIN_S, LeaseKeeper
 
@@ -65,7 +65,7 @@ class SlowRefusal:
 
 async def renew(channel: SlowRefusal) -> TrinamoError:
     """What a renewal over the channel ends with."""
-    client = Client(
+    client = EtcdClient(
         channel,
         where="nowhere",
         rng=random.Random(1),
@@ -125,7 +125,7 @@ async def test_a_renewal_is_sent_as_soon_as_there_is_a_connection_again(
 ) -> None:
     """No pause but the shortest stands between the two, however long nobody was there."""
     channel = SlowRefusal(0.01)
-    client = Client(channel, where="nowhere", rng=random.Random(1), timeout_s=1e3)
+    client = EtcdClient(channel, where="nowhere", rng=random.Random(1), timeout_s=1e3)
     keeper = LeaseKeeper(client)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)

@@ -9,7 +9,7 @@ import pytest
 from trinamo.runtime.errors import ControlPlaneError
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import wire_pb2 as wire
-from trinamo.transports.etcd.watches import Phase, Watch, WatchTable, entry_of, prefix_range
+from trinamo.transports.etcd.watches import Watch, WatchPhase, WatchTable, entry_of, prefix_range
 
 Sent = tuple[str, int, int]
 
@@ -114,7 +114,7 @@ def test_before_it_is_listed_nothing_is_sent() -> None:
     watch = books.table.add("p/", books.wake)
     assert books.sent() == []
     assert books.table.take(watch) is None
-    assert watch.phase is Phase.LISTING
+    assert watch.phase is WatchPhase.LISTING
 
 
 # fmt: off
@@ -224,7 +224,7 @@ def test_compaction_sends_the_reader_to_list_and_then_tells_a_resync() -> None:
     books.table.receive(events(1, put("p/a", 12)))
     books.sent()
     assert books.table.receive(compacted(1, 30))
-    assert watch.phase is Phase.LISTING
+    assert watch.phase is WatchPhase.LISTING
     assert books.wakes == 2
     books.table.listed(watch, Snapshot(40, ()))
     assert books.take_all(watch) == [Put(Entry("p/a", b"v", 12, 12)), Resync(40, ())]
@@ -234,7 +234,7 @@ def test_compaction_sends_the_reader_to_list_and_then_tells_a_resync() -> None:
 def test_a_watch_listed_while_there_is_no_stream_waits_for_the_next() -> None:
     books = Books()
     watch = books.add(at=10)
-    assert watch.phase is Phase.STREAMING
+    assert watch.phase is WatchPhase.STREAMING
     assert books.sent() == []
     books.table.connected()
     assert books.sent() == [("create", 1, 11)]
@@ -253,7 +253,7 @@ def test_a_refused_watch_asks_for_a_new_stream_once_and_then_fails(is_created: b
     assert books.table.receive(refused(2, is_created=is_created))
     assert isinstance(watch.error, ControlPlaneError)
     assert "permission denied" in str(watch.error)
-    assert watch.phase is Phase.FAILED
+    assert watch.phase is WatchPhase.FAILED
     books.table.disconnected()
     books.table.connected()
     assert books.sent() == []
@@ -297,7 +297,7 @@ def test_a_lagging_reader_is_taken_off_the_stream_until_it_has_read_half() -> No
     watch = books.add(at=10)
     books.sent()
     books.table.receive(events(1, *(put("p/a", revision) for revision in range(11, 16))))
-    assert watch.phase is Phase.LAGGING
+    assert watch.phase is WatchPhase.LAGGING
     assert books.sent() == [("cancel", 1, 0)]
     # What was on its way is not taken twice: the watch comes back for it.
     books.table.receive(events(1, put("p/a", 16)))
@@ -328,11 +328,11 @@ def test_a_lagging_reader_stays_off_a_new_stream() -> None:
 
 
 # fmt: off
-HISTORIES: list[tuple[str, wire.WatchResponse, Phase]] = [
-    ("the same",                created(2, 40),               Phase.STREAMING),
-    ("just as far",             created(2, 30),               Phase.STREAMING),
-    ("not as far",              created(2, 29),               Phase.LISTING),
-    ("another cluster's",       created(2, 40, cluster_id=2), Phase.LISTING),
+HISTORIES: list[tuple[str, wire.WatchResponse, WatchPhase]] = [
+    ("the same",                created(2, 40),               WatchPhase.STREAMING),
+    ("just as far",             created(2, 30),               WatchPhase.STREAMING),
+    ("not as far",              created(2, 29),               WatchPhase.LISTING),
+    ("another cluster's",       created(2, 40, cluster_id=2), WatchPhase.LISTING),
 ]
 # fmt: on
 
@@ -341,7 +341,7 @@ HISTORIES: list[tuple[str, wire.WatchResponse, Phase]] = [
     ("reply", "phase"), [r[1:] for r in HISTORIES], ids=[r[0] for r in HISTORIES]
 )
 def test_a_store_whose_history_is_not_ours_is_listed_again(
-    reply: wire.WatchResponse, phase: Phase
+    reply: wire.WatchResponse, phase: WatchPhase
 ) -> None:
     """A store restored from a backup would otherwise be watched from a revision yet to come."""
     books = Books()
@@ -367,7 +367,7 @@ def test_a_probe_is_answered_and_ends_with_the_next() -> None:
     books.table.probe()
     assert books.sent() == [("cancel", 2, 0)]
     assert books.table.receive(refused(2, is_created=False))
-    assert watch.phase is Phase.STREAMING
+    assert watch.phase is WatchPhase.STREAMING
     books.table.probe()
     assert books.sent() == [("create", 3, 0)]
     assert books.table.receive(refused(3)), "also a refusal shows that the server lives"

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.transports.etcd import wire_pb2 as wire
-from trinamo.transports.etcd.watches import Phase, Watch, WatchTable, entry_of
+from trinamo.transports.etcd.watches import Watch, WatchPhase, WatchTable, entry_of
 
 PENDING_MAX = 5
 KEYS = st.sampled_from(["p/1", "p/2", "q/1"])
@@ -194,7 +194,7 @@ class WatchHistory(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def list_again(self, which: int) -> None:
         watch = self.readers[which].watch
-        if watch.phase is Phase.LISTING and not watch.ready:
+        if watch.phase is WatchPhase.LISTING and not watch.ready:
             self.table.listed(watch, self.server.snapshot())
 
     @rule(which=st.integers(0, 1), count=st.integers(1, 8))

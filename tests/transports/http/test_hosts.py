@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.http.app import Health, build_status_app
+from trinamo.runtime.http.app import HealthAnswer, build_status_app
 from trinamo.runtime.traces.ring import Traces
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.http.driver import HostPolicy
@@ -77,7 +77,7 @@ async def test_a_name_from_the_configuration_is_allowed(serve: Any) -> None:
 async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     metrics = WorkerMetrics(RealEnv())
     app = build_status_app(
-        metrics, Traces(metrics.clock, 0), lambda: Health(is_ready=True, status="ready")
+        metrics, Traces(metrics.clock, 0), lambda: HealthAnswer(is_ready=True, status="ready")
     )
     server = Server(app, HttpConfig(port=0), metrics=metrics, rng=RealEnv().rng)
     async with trio.open_nursery() as nursery:

@@ -12,11 +12,11 @@ from trinamo.runtime.planes import QueueLimits
 from trinamo.transports.nats.queue.api import parse_time
 from trinamo.transports.nats.queue.records import (
     Bury,
-    Delivery,
     Drop,
-    Lease,
+    JobDelivery,
     Record,
     StreamNames,
+    TakeJob,
     dead_headers,
     decode_record,
     encode_record,
@@ -29,7 +29,7 @@ from trinamo.transports.nats.queue.records import (
 
 S = 1_000_000_000
 LIMITS = QueueLimits(attempts_max=3, duplicate_window_s=10)
-DELIVERY = Delivery("job", b"", "ack", number=7, delivered=1, put_ns=100 * S, is_requeued=False)
+DELIVERY = JobDelivery("job", b"", "ack", number=7, delivered=1, put_ns=100 * S, is_requeued=False)
 RECORD = Record(state="leased", job=7, attempt=1, token="t", put_ns=100 * S)
 
 
@@ -40,28 +40,28 @@ def record(**changes: Any) -> Record:
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
-        (None, Lease(1)),
-        (record(attempt=2), Lease(3)),
-        (record(state="waiting"), Lease(2)),
+        (None, TakeJob(1)),
+        (record(attempt=2), TakeJob(3)),
+        (record(state="waiting"), TakeJob(2)),
         (record(attempt=3), Bury(3, "its last lease expired", is_recorded=False)),
         (record(state="dead", attempt=3, reason="r"), Bury(3, "r", is_recorded=True)),
         (record(state="done"), Drop()),
         # Another put of the id: a copy within the window, a job of its own after it.
         (record(state="done", job=3, put_ns=95 * S), Drop()),
         (record(state="dead", job=3, put_ns=95 * S), Drop()),
-        (record(state="done", job=3, put_ns=80 * S), Lease(1)),
-        (record(state="leased", job=3, put_ns=95 * S), Lease(1)),
+        (record(state="done", job=3, put_ns=80 * S), TakeJob(1)),
+        (record(state="leased", job=3, put_ns=95 * S), TakeJob(1)),
     ],
 )
 def test_the_record_decides_what_becomes_of_a_delivery(
-    found: Record | None, verdict: Lease | Bury | Drop
+    found: Record | None, verdict: TakeJob | Bury | Drop
 ) -> None:
     assert judge(DELIVERY, found, LIMITS) == verdict
 
 
 def test_a_requeued_job_is_no_copy_of_its_dead_self() -> None:
-    requeued = Delivery("job", b"", "ack", 7, 1, 100 * S, is_requeued=True)
-    assert judge(requeued, record(state="dead", job=3), LIMITS) == Lease(1)
+    requeued = JobDelivery("job", b"", "ack", 7, 1, 100 * S, is_requeued=True)
+    assert judge(requeued, record(state="dead", job=3), LIMITS) == TakeJob(1)
 
 
 @pytest.mark.parametrize(

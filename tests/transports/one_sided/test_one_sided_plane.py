@@ -12,11 +12,11 @@ import trio.testing
 
 from trinamo.runtime.errors import StaleMemoryError, TransferError
 from trinamo.runtime.planes import TransferPlane
-from trinamo.runtime.protocol.transfer.access_page import Completion, encode_completion
+from trinamo.runtime.protocol.transfer.access_page import TransferDone, encode_completion
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import Job
+from trinamo.transports.one_sided.steps import BackendJob
 
 Clock = trio.testing.MockClock
 SIZE, BLOCKS = 64, 4
@@ -32,7 +32,7 @@ class Library:
     def __init__(self) -> None:
         _, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self.registered: dict[int, Memory] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[BackendJob] = []
         self.on_told: Callable[[str, bytes], None] = lambda _peer, _data: None
         self.problem: TransferError | None = None
 
@@ -62,7 +62,7 @@ class Library:
     async def forget(self, incarnation: str) -> None:
         await trio.sleep_forever()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BackendJob) -> None:
         self.jobs.append(job)
 
 
@@ -167,10 +167,10 @@ async def test_a_library_that_does_not_forget_a_peer_keeps_nobody_waiting(
         b"done",
         bytes(20),
         bytes(5000),
-        encode_completion(Completion(1, 6, b"done")),
-        encode_completion(Completion(1, 0, b"done")),
-        encode_completion(Completion(2, 5, b"done")),
-        encode_completion(Completion(2**63, 5, b"done")),
+        encode_completion(TransferDone(1, 6, b"done")),
+        encode_completion(TransferDone(1, 0, b"done")),
+        encode_completion(TransferDone(2, 5, b"done")),
+        encode_completion(TransferDone(2**63, 5, b"done")),
     ],
 )
 async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
@@ -180,8 +180,8 @@ async def test_what_shows_no_ticket_of_a_grant_completes_none_and_is_counted(
     house.region.grant(5, [0], heard.append)
     house.library.on_told("somebody", said)
     assert (heard, house.plane.mover.refused_count) == ([], 1)
-    house.library.on_told("whoever", encode_completion(Completion(1, 5, b"true")))
+    house.library.on_told("whoever", encode_completion(TransferDone(1, 5, b"true")))
     assert (heard, house.plane.mover.refused_count) == ([b"true"], 1)
     house.region.revoke(5)
-    house.library.on_told("whoever", encode_completion(Completion(1, 5, b"again")))
+    house.library.on_told("whoever", encode_completion(TransferDone(1, 5, b"again")))
     assert (heard, house.plane.mover.refused_count) == ([b"true"], 2)

@@ -16,7 +16,7 @@ from tests.transports.tcp.streams.raw_links import RawLink
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.streams.control import Opened, Sentinel
-from trinamo.runtime.protocol.streams.link_frames import Kind, Message, Opening, encode_message
+from trinamo.runtime.protocol.streams.link_frames import Kind, LinkMessage, Opening, encode_message
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES
 from trinamo.runtime.protocol.streams.request import (
     Carrier,
@@ -107,7 +107,7 @@ async def test_a_nack_is_a_message_and_opens_nothing(cluster: Cluster) -> None:
         await link.write(asked("r1"))
         refused = await link.hear()
         assert refused is not None
-        assert isinstance(refused[1], Message)
+        assert isinstance(refused[1], LinkMessage)
         assert b"draining" in refused[1].header
 
 

@@ -29,7 +29,7 @@ from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.control import Kill, Opened, Refused
 from trinamo.runtime.protocol.streams.link_frames import (
     Kind,
-    Message,
+    LinkMessage,
     encode_item,
     encode_message,
 )
@@ -41,7 +41,7 @@ from trinamo.transports.tcp import (
     open_request_plane,
     open_request_server,
 )
-from trinamo.transports.tcp.unfinished import FREE_BYTES, Budget, Unfinished
+from trinamo.transports.tcp.unfinished import FREE_BYTES, ByteBudget, Unfinished
 
 MB = 1 << 20
 
@@ -80,7 +80,7 @@ async def answer(end: RawEnd) -> AckStatus | None:
     assert arrival is not None
     if isinstance(arrival[1], Refused):
         return None
-    assert isinstance(arrival[1], Message)
+    assert isinstance(arrival[1], LinkMessage)
     return decode_answer(arrival[1].header).ack.status
 
 
@@ -166,7 +166,7 @@ async def test_payloads_of_unary_requests_under_way_are_bounded_in_bytes() -> No
 
 
 async def test_a_budget_favours_who_has_waited_longest_and_takes_its_turn_back() -> None:
-    budget, grown = Budget(100), list[str]()
+    budget, grown = ByteBudget(100), list[str]()
 
     async def grow(name: str, count: int) -> None:
         await budget.grow(name, count)
@@ -193,7 +193,7 @@ async def test_a_budget_favours_who_has_waited_longest_and_takes_its_turn_back()
 
 
 async def test_who_stops_waiting_is_not_favoured() -> None:
-    budget = Budget(10)
+    budget = ByteBudget(10)
     await budget.grow("a", 20)
     with trio.move_on_after(0):
         await budget.grow("b", 5)
@@ -277,7 +277,7 @@ async def test_a_frame_that_trickles_is_counted_as_it_comes_and_ended_in_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Each piece is in time, and the whole is not; waiting for the consumer does not count."""
-    decoder, budget = FrameDecoder(), Budget(MB)
+    decoder, budget = FrameDecoder(), ByteBudget(MB)
     decoder.feed(encode_frame(b"", bytes(MB))[: FREE_BYTES + 500])
     unfinished = Unfinished(decoder, budget, buffer_bytes=65536, timeout_s=30)
     socket = cast("trio.socket.SocketType", Trickle(4.0))

@@ -76,24 +76,24 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """What a stream counts. A broker's word may be longer than what fits in here, and is none then."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class JetStreamReply(msgspec.Struct, frozen=True):
     """What JetStream answered; fields that nobody needs are not looked at."""
 
 
-class Stored(Reply, frozen=True):
+class StoredReply(JetStreamReply, frozen=True):
     """A message is in its stream."""
 
     seq: Number
     duplicate: bool = False
 
 
-class Purged(Reply, frozen=True):
+class Purged(JetStreamReply, frozen=True):
     """So many messages are not there any more."""
 
     purged: Number = 0
 
 
-class StreamPage(Reply, frozen=True):
+class StreamPage(JetStreamReply, frozen=True):
     """Some of all streams' names."""
 
     total: Number = 0
@@ -109,7 +109,7 @@ class _State(msgspec.Struct, frozen=True):
     first_ts: str = ""
 
 
-class StreamInfo(Reply, frozen=True):
+class StreamInfo(JetStreamReply, frozen=True):
     """One stream."""
 
     config: _Config
@@ -120,7 +120,7 @@ class StreamInfo(Reply, frozen=True):
         return max(0.0, now_s - parse_time(self.state.first_ts))
 
 
-class ConsumerInfo(Reply, frozen=True):
+class ConsumerInfo(JetStreamReply, frozen=True):
     """One consumer."""
 
     num_ack_pending: Number = 0
@@ -134,7 +134,7 @@ class _Message(msgspec.Struct, frozen=True):
     hdrs: bytes = b""
 
 
-class _Found(Reply, frozen=True):
+class _Found(JetStreamReply, frozen=True):
     message: _Message
 
 
@@ -143,11 +143,11 @@ class _Error(msgspec.Struct, frozen=True):
     err_code: Number = 0
 
 
-class _Refusal(Reply, frozen=True):
+class _Refusal(JetStreamReply, frozen=True):
     error: _Error | None = None
 
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=JetStreamReply)
 
 
 @attrs.frozen
@@ -236,9 +236,9 @@ class JetStream:
 
     async def store(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, deadline: float
-    ) -> tuple[Stored, bool]:
+    ) -> tuple[StoredReply, bool]:
         """Publish into whatever stream takes `subject`; whether an earlier try may have done it."""
-        return await self.ask(subject, payload, Stored, deadline=deadline, headers=headers)
+        return await self.ask(subject, payload, StoredReply, deadline=deadline, headers=headers)
 
     async def message(
         self, stream: str, query: dict[str, Any], *, deadline: float

@@ -22,7 +22,7 @@ from trinamo.runtime.errors import OverloadedError, RemoteProtocolError
 from trinamo.runtime.planes import Message
 
 from .api import QueuePlane
-from .records import Delivery, StreamNames, parse_delivery
+from .records import JobDelivery, StreamNames, parse_delivery
 
 logger = logging.getLogger("trinamo.nats")
 
@@ -39,7 +39,7 @@ class _Waiter:
     """One task that waits for a delivery, and the pull it has under way."""
 
     wake: trio.Event = attrs.field(factory=trio.Event)
-    delivery: Delivery | None = None
+    delivery: JobDelivery | None = None
     pull: str = ""
     is_refused: bool = False
 
@@ -52,7 +52,7 @@ class Fetcher:
         plane: QueuePlane,
         names: StreamNames,
         inbox: str,
-        give_back: Callable[[Delivery], None],
+        give_back: Callable[[JobDelivery], None],
     ) -> None:
         self._plane = plane
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"
@@ -69,7 +69,7 @@ class Fetcher:
             async for message in messages:
                 self._on_message(message)
 
-    async def fetch(self, *, give_up_at: float) -> Delivery | None:
+    async def fetch(self, *, give_up_at: float) -> JobDelivery | None:
         """The next delivery; None if there was none by `give_up_at` on trio's clock.
 
         Asks the server at least once. Cancelled, it gives back what it was just given.
@@ -135,7 +135,7 @@ class Fetcher:
             return
         self._hand_on(delivery)
 
-    def _hand_on(self, delivery: Delivery) -> None:
+    def _hand_on(self, delivery: JobDelivery) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if waiter.delivery is None:

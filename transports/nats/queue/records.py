@@ -196,7 +196,7 @@ def queue_limits(description: str) -> QueueLimits:
 
 
 @attrs.frozen
-class Delivery:
+class JobDelivery:
     """A job's message as the consumer handed it out."""
 
     job_id: str
@@ -213,7 +213,7 @@ class Delivery:
 
 def parse_delivery(
     subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
-) -> Delivery:
+) -> JobDelivery:
     """Read what the acknowledgement subject says; `RemoteProtocolError` if it is none."""
     tokens = reply.split(".")
     # Of newer servers a domain and an account come before the stream.
@@ -227,11 +227,11 @@ def parse_delivery(
     job_id = subject.rpartition(".")[2]
     is_requeued = REQUEUED_HEADER in headers
     origin = read_origin(headers)
-    return Delivery(job_id, payload, reply, number, delivered, put_ns, is_requeued, origin)
+    return JobDelivery(job_id, payload, reply, number, delivered, put_ns, is_requeued, origin)
 
 
 @attrs.frozen
-class Lease:
+class TakeJob:
     """Verdict: take it, for this attempt."""
 
     attempt: int
@@ -252,15 +252,17 @@ class Drop:
     """Verdict: it is done, or a second copy; acknowledge it and forget it."""
 
 
-def judge(delivery: Delivery, record: Record | None, limits: QueueLimits) -> Lease | Bury | Drop:
+def judge(
+    delivery: JobDelivery, record: Record | None, limits: QueueLimits
+) -> TakeJob | Bury | Drop:
     """What to do with a delivery, given the last record of its id."""
     if record is None:
-        return Lease(1)
+        return TakeJob(1)
     if record.job != delivery.number:
         # Another put of the same id. The server refuses those unless it has forgotten the id.
         age_s = (delivery.put_ns - record.put_ns) / _NS
         is_copy = record.state in ("done", "dead") and age_s < limits.duplicate_window_s
-        return Drop() if is_copy and not delivery.is_requeued else Lease(1)
+        return Drop() if is_copy and not delivery.is_requeued else TakeJob(1)
     match record.state:
         case "done":
             return Drop()
@@ -269,7 +271,7 @@ def judge(delivery: Delivery, record: Record | None, limits: QueueLimits) -> Lea
         case "leased" | "waiting" if record.attempt >= limits.attempts_max:
             return Bury(record.attempt, record.reason or EXPIRED, is_recorded=False)
         case "leased" | "waiting":
-            return Lease(record.attempt + 1)
+            return TakeJob(record.attempt + 1)
 
 
 # --- origins ------------------------------------------------------------------------------------

@@ -17,17 +17,17 @@ from .api import (
     ConsumerInfo,
     JetStream,
     JetStreamError,
+    JetStreamReply,
     Purged,
     QueuePlane,
     R,
-    Reply,
     StoredMessage,
     StreamInfo,
     StreamPage,
 )
 from .records import (
     REQUEUED_HEADER,
-    Delivery,
+    JobDelivery,
     Record,
     RecordState,
     StreamNames,
@@ -77,15 +77,19 @@ async def make_streams(
     deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
     for config in stream_configs(names, limits, replicas=replicas):
         try:
-            await stream.call(f"STREAM.CREATE.{config['name']}", config, Reply, deadline=deadline)
+            await stream.call(
+                f"STREAM.CREATE.{config['name']}", config, JetStreamReply, deadline=deadline
+            )
         except JetStreamError as error:
             if error.error_code != _NAME_IN_USE:
                 raise
-            await stream.call(f"STREAM.UPDATE.{config['name']}", config, Reply, deadline=deadline)
+            await stream.call(
+                f"STREAM.UPDATE.{config['name']}", config, JetStreamReply, deadline=deadline
+            )
     await stream.call(
         f"CONSUMER.DURABLE.CREATE.{names.jobs}.{names.CONSUMER}",
         {"stream_name": names.jobs, "config": consumer_config(limits)},
-        Reply,
+        JetStreamReply,
         deadline=deadline,
     )
 
@@ -118,10 +122,10 @@ _EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
 
 
 @attrs.define(eq=False)
-class Held:
+class HeldJob:
     """A lease of ours."""
 
-    delivery: Delivery
+    delivery: JobDelivery
     record: Record
     revision: int
     until: float
@@ -187,7 +191,9 @@ class DeadLetters:
         self._names = names
         self._wall = wall
 
-    async def add(self, delivery: Delivery, attempts: int, reason: str, *, deadline: float) -> None:
+    async def add(
+        self, delivery: JobDelivery, attempts: int, reason: str, *, deadline: float
+    ) -> None:
         """Keep a job; doing so twice keeps it once, because there is one message per id."""
         await self._stream.store(
             self._names.dead_subject(delivery.job_id),
@@ -239,7 +245,7 @@ class DeadLetters:
         await self._stream.find(
             f"STREAM.MSG.DELETE.{self._names.dead}",
             {"seq": sequence, "no_erase": True},
-            Reply,
+            JetStreamReply,
             deadline=deadline,
         )
 

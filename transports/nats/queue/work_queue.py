@@ -42,23 +42,23 @@ from trinamo.runtime.protocol.queue.jobs import (
     check_queue_name,
 )
 
-from .api import JetStream, JetStreamError, QueuePlane, Reply
+from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane
 from .fetching import Fetcher
 from .records import (
     Bury,
-    Delivery,
     Drop,
-    Lease,
+    JobDelivery,
     Record,
     RecordState,
     StreamNames,
+    TakeJob,
     judge,
     origin_headers,
 )
 from .streams import (
     ADMINISTRATION_TIMEOUT_S,
     DeadLetters,
-    Held,
+    HeldJob,
     Leases,
     existing_limits,
     make_streams,
@@ -126,7 +126,7 @@ class NatsWorkQueue:
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
         self._leases = Leases(stream, names)
         self._dead = DeadLetters(stream, names, wall)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldJob] = {}
         self._tokens = itertools.count()
         self._nursery: trio.Nursery | None = None
 
@@ -214,7 +214,7 @@ class NatsWorkQueue:
             if job is not None:
                 return job
 
-    async def _claim(self, delivery: Delivery, until: float) -> LeasedJob | None:
+    async def _claim(self, delivery: JobDelivery, until: float) -> LeasedJob | None:
         """Make a delivery a lease; None if it turned out to be none, and was dealt with."""
         record: Record | None = None
         revision = 0
@@ -233,18 +233,18 @@ class NatsWorkQueue:
                     if is_recorded or await self._write(delivery, dead, revision, until):
                         await self._dead_letter(delivery, dead, until)
                         return None
-                case Lease(attempt):
+                case TakeJob(attempt):
                     leased = self._record(delivery, "leased", attempt)
                     written = await self._write(delivery, leased, revision, until)
                     if written and trio.current_time() < until:
-                        self._held[leased.token] = Held(delivery, leased, written, until)
+                        self._held[leased.token] = HeldJob(delivery, leased, written, until)
                         queued_s = max(0.0, wall() - delivery.put_ns / _NS)
                         about = (attempt, leased.token, queued_s, delivery.origin)
                         return LeasedJob(delivery.job_id, delivery.payload, *about)
         return None  # Others are at it: it is theirs, or is delivered again.
 
     def _record(
-        self, delivery: Delivery, state: RecordState, attempt: int, *, reason: str = ""
+        self, delivery: JobDelivery, state: RecordState, attempt: int, *, reason: str = ""
     ) -> Record:
         """A record under a token of its own."""
         return Record(
@@ -257,11 +257,11 @@ class NatsWorkQueue:
         )
 
     async def _write(
-        self, delivery: Delivery, record: Record, revision: int, deadline: float
+        self, delivery: JobDelivery, record: Record, revision: int, deadline: float
     ) -> int | None:
         return await self._leases.write(delivery.job_id, record, revision, deadline=deadline)
 
-    async def _dead_letter(self, delivery: Delivery, dead: Record, deadline: float) -> None:
+    async def _dead_letter(self, delivery: JobDelivery, dead: Record, deadline: float) -> None:
         """Move a job, whose record says that it is dead, to the dead letters."""
         await self._dead.add(delivery, dead.attempt, dead.reason, deadline=deadline)
         await self._confirm(delivery, _ACK, deadline)
@@ -312,7 +312,7 @@ class NatsWorkQueue:
 
     async def _settle(
         self, job: LeasedJob, state: RecordState, deadline: float, *, reason: str = ""
-    ) -> Held | None:
+    ) -> HeldJob | None:
         """Write what became of a lease; None if it is not ours, or no more.
 
         It stays in `_held` until the caller has done what follows from it, so that a settlement
@@ -332,15 +332,15 @@ class NatsWorkQueue:
         held.record, held.revision = record, revision
         return held
 
-    async def _confirm(self, delivery: Delivery, word: bytes, deadline: float) -> None:
+    async def _confirm(self, delivery: JobDelivery, word: bytes, deadline: float) -> None:
         """Tell the consumer what the record says already; if that fails, the record will do."""
         by = min(deadline, trio.current_time() + CONFIRM_TIMEOUT_S)
         try:
-            await self._stream.ask(delivery.ack_subject, word, Reply, deadline=by)
+            await self._stream.ask(delivery.ack_subject, word, JetStreamReply, deadline=by)
         except (JetStreamError, *_LOST) as error:
             logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def _give_back(self, delivery: JobDelivery) -> None:
         """A delivery that nobody wants any more. Its record knows of no attempt."""
 
         async def give_back() -> None:

@@ -30,8 +30,8 @@ from trinamo.runtime.protocol.streams.link_frames import MESSAGES_FROM, Opening,
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
-    Answer,
     Envelope,
+    RequestAnswer,
     decode_answer,
     encode_cancel,
     encode_envelope,
@@ -264,7 +264,7 @@ class _Worker:
             delivery.take(_copy(error), b"")
 
     def _take(self, header: bytes, result: bytes) -> None:
-        answer: Answer | TrinamoError
+        answer: RequestAnswer | TrinamoError
         try:
             answer = decode_answer(header)
             request_id = answer.id

@@ -21,7 +21,7 @@ from trinamo.runtime.planes import RequestService
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
-    Answer,
+    RequestAnswer,
     encode_answer,
     failure,
     readable_id,
@@ -142,11 +142,13 @@ class _Caller:
             # The framing is intact: other requests of the same caller have nothing to do with it.
             self._server.malformed_count += 1
             _log.info("request plane: %s", error)
-            answer = Answer(id=readable_id(header), status=AckStatus.INVALID, message=error.message)
+            answer = RequestAnswer(
+                id=readable_id(header), status=AckStatus.INVALID, message=error.message
+            )
         if answer is not None:
             self.link.send_message(encode_answer(answer), b"")
 
-    async def _reply(self, answer: Answer, result: bytes) -> None:
+    async def _reply(self, answer: RequestAnswer, result: bytes) -> None:
         bytes_max = self._server.options.data_bytes_max
         if len(result) > bytes_max:
             # Sent all the same, it would end the link and everything else on it.

@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.streams.control import Control, Refused
 from trinamo.runtime.protocol.streams.link_frames import (
     Credit,
     Kind,
-    Message,
+    LinkMessage,
     Opening,
     encode_event,
 )
@@ -318,7 +318,7 @@ class Link:
         stream, what = arrival
         lane = self.lanes.get(stream)
         if lane is None:
-            if isinstance(what, Message):
+            if isinstance(what, LinkMessage):
                 self._take(what)
             elif isinstance(what, Opening):
                 self._open(stream, what)
@@ -342,14 +342,14 @@ class Link:
         self,
         lane: LinkLane,
         driver: Driver,
-        what: list[bytes] | Control | Opening | Credit | Message | RemoteProtocolError,
+        what: list[bytes] | Control | Opening | Credit | LinkMessage | RemoteProtocolError,
     ) -> None:
         if isinstance(what, Credit):
             lane.grant(what.given_bytes)
         elif isinstance(what, RemoteProtocolError):
             raise what
         else:
-            assert not isinstance(what, (Opening, Message, list))
+            assert not isinstance(what, (Opening, LinkMessage, list))
             driver.receive(what)
 
     def _open(self, stream: int, opening: Opening) -> None:
@@ -357,7 +357,7 @@ class Link:
             raise RemoteProtocolError("a caller opens a stream")
         self._opened(self, stream, opening)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: LinkMessage) -> None:
         if message.kind is not self._takes or self._taken is None:
             raise RemoteProtocolError(f"a link that takes no {message.kind.name.lower()}s")
         self._taken(message.header, message.payload)

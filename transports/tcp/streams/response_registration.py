@@ -22,13 +22,13 @@ from trinamo.runtime.protocol.streams.control import (
 )
 from trinamo.runtime.protocol.streams.machine import End, Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
-from trinamo.runtime.protocol.streams.response_stream import WorkerState, response_stream
+from trinamo.runtime.protocol.streams.response_stream import WorkerHalf, response_stream
 
 from .channel import Channel
 from .lane import LinkLane
 from .subject import OpenSubject
 
-_LAST = (WorkerState.DONE, WorkerState.TRUNCATED)
+_LAST = (WorkerHalf.DONE, WorkerHalf.TRUNCATED)
 
 
 class ResponseRegistration(OpenSubject):
@@ -101,7 +101,7 @@ class ResponseRegistration(OpenSubject):
     def receive(self, event: Control) -> None:
         self._machine.receive(event)
         state = self._machine.states[Role.WORKER]
-        self._is_streaming = state is WorkerState.STREAMING
+        self._is_streaming = state is WorkerHalf.STREAMING
         if isinstance(event, Opened):
             self.channel.open()
         elif state in _LAST:

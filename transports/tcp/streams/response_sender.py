@@ -20,7 +20,7 @@ from trinamo.runtime.protocol.streams.control import (
     Stop,
 )
 from trinamo.runtime.protocol.streams.machine import Role
-from trinamo.runtime.protocol.streams.response_stream import WorkerState, response_stream
+from trinamo.runtime.protocol.streams.response_stream import WorkerHalf, response_stream
 
 from .lane import Driver, LinkLane
 
@@ -78,7 +78,7 @@ class TcpResponseSender(Driver):
 
     def fail(self, error: TrinamoError) -> None:
         """The handler failed: a declining prologue before `open`, a `failed` frame after it."""
-        opening = self._machine.states[Role.WORKER] is WorkerState.OPENING
+        opening = self._machine.states[Role.WORKER] is WorkerHalf.OPENING
         self._say(Declined(error) if opening else Failed(error))
 
     def _say(self, event: Opened | Declined | Sentinel | Failed) -> None:

@@ -26,21 +26,21 @@ from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.protocol.transfer.stream import (
     Abort,
     Confirmed,
-    Failed,
     Finished,
-    Message,
     Notify,
     Read,
+    TransferFailed,
+    TransferMessage,
     Write,
     pack_blocks,
 )
 
 from .checksum import NO_CHECKSUM
-from .link import Link
-from .memory import Flow
+from .link import TransferLink
+from .memory import BlockFlow
 
 
-class Exchange:
+class TransferRequest:
     """One request and its answers."""
 
     def __init__(self, number: int) -> None:
@@ -69,21 +69,21 @@ class Exchange:
             raise again(self._error)
 
 
-class InitiatorLink(Link):
+class InitiatorLink(TransferLink):
     """One connection to one peer."""
 
     def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
         super().__init__(stream, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, TransferRequest] = {}
         self._numbers = 0
         self._broken: TrinamoError | None = None
 
     @contextmanager
     def exchange(
         self, on_confirmed: Callable[[int], object] = lambda _: None
-    ) -> Iterator[Exchange]:
+    ) -> Iterator[TransferRequest]:
         """A new request; leaving it before its last answer tells the peer to forget it.
 
         Raises what broke the stream, if it is over.
@@ -91,7 +91,7 @@ class InitiatorLink(Link):
         if self._broken is not None:
             raise again(self._broken)
         self._numbers += 1
-        exchange = Exchange(self._numbers)
+        exchange = TransferRequest(self._numbers)
         exchange.on_confirmed = on_confirmed
         self._exchanges[exchange.id] = exchange
         try:
@@ -105,14 +105,14 @@ class InitiatorLink(Link):
     async def move(self, transfer: Transfer) -> None:
         """Do one transfer, and tell who granted the blocks; raises what ends it.
 
-        All it touches of our memory goes through one `Flow`, which is closed the moment the transfer
+        All it touches of our memory goes through one `BlockFlow`, which is closed the moment the transfer
         is over: so here a transfer is settled as soon as it is over.
         """
         is_read, there = transfer.direction is Direction.READ, transfer.there
         where = (there.region, there.generation, there.block_bytes, transfer.ticket)
         listed = pack_blocks(transfer.remote_blocks)
         with self.exchange(transfer.confirm) as exchange:
-            flow = Flow(
+            flow = BlockFlow(
                 exchange.id,
                 transfer.local,
                 transfer.local_blocks,
@@ -139,7 +139,7 @@ class InitiatorLink(Link):
                 self.put(Notify(exchange.id, there.region, transfer.ticket, transfer.notify))
                 await exchange.wait()
 
-    def take(self, message: Message, data: bytes) -> None:
+    def take(self, message: TransferMessage, data: bytes) -> None:
         """Hand an answer to who asked; answers to requests we gave up are dropped."""
         if data:
             raise RemoteProtocolError(f"{type(message).__name__} with a data part")
@@ -150,7 +150,7 @@ class InitiatorLink(Link):
             case Finished():
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.finish()
-            case Failed():
+            case TransferFailed():
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.is_over = True
                     exchange.fail(
@@ -159,7 +159,7 @@ class InitiatorLink(Link):
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is no answer")
 
-    def received(self, flow: Flow) -> None:
+    def received(self, flow: BlockFlow) -> None:
         """A slice of a read is verified."""
         exchange = self._exchanges.get(flow.id)
         if exchange is not None:

@@ -16,14 +16,14 @@ from trinamo.runtime.errors import (
     ImpostorError,
     RemoteProtocolError,
 )
-from trinamo.runtime.planes.settlement import Answers, InquiryReport
+from trinamo.runtime.planes.settlement import InquiryReport, SettlementAnswers
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
-from trinamo.runtime.protocol.transfer.stream import Answer, Inquiry
+from trinamo.runtime.protocol.transfer.stream import Inquiry, InquiryAnswer
 
 from ..greeting import greet
 from ..sockets import TcpOptions, dial, format_address
-from .link import Link
+from .link import TransferLink
 
 _VERSION = 1
 
@@ -43,7 +43,7 @@ async def inquire(
         try:
             reached = format_address(*stream.socket.getpeername()[:2])
             await greet(stream, address, options, env, Purpose.TRANSFERS)
-            link = Link(stream, slice_bytes=1)
+            link = TransferLink(stream, slice_bytes=1)
             await link.send_now(Inquiry(_VERSION, incarnation, ticket))
             said = await link.read_now()
         except (RemoteProtocolError, ImpostorError):
@@ -52,7 +52,7 @@ async def inquire(
             return InquiryReport(InquiryResult.BROKEN, reached)
         finally:
             stream.socket.close()
-        if not isinstance(said, Answer):
+        if not isinstance(said, InquiryAnswer):
             return InquiryReport(InquiryResult.NONSENSE, reached)
         if not said.is_meant:
             return InquiryReport(InquiryResult.REPLACED, reached)
@@ -64,7 +64,9 @@ async def inquire(
     )
 
 
-async def answer(link: Link, inquiry: Inquiry, incarnation: str, answers: Answers) -> None:
+async def answer(
+    link: TransferLink, inquiry: Inquiry, incarnation: str, answers: SettlementAnswers
+) -> None:
     """Say whether we are who is asked for and, if so, whether we have settled.
 
     Raises `DisconnectedError` if the asker has gone, `RemoteProtocolError` for another version.
@@ -72,4 +74,4 @@ async def answer(link: Link, inquiry: Inquiry, incarnation: str, answers: Answer
     if inquiry.version != _VERSION:
         raise RemoteProtocolError(f"an inquiry of version {inquiry.version}")
     is_meant = inquiry.incarnation == incarnation
-    await link.send_now(Answer(is_meant, is_meant and answers.is_settled(inquiry.ticket)))
+    await link.send_now(InquiryAnswer(is_meant, is_meant and answers.is_settled(inquiry.ticket)))

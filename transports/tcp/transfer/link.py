@@ -32,14 +32,14 @@ from trinamo.runtime.protocol.transfer.stream import (
     BLOCK_LIST_BYTES_MAX,
     HEADER_BYTES_MAX,
     PREFIX,
-    Message,
     Slice,
     Sums,
+    TransferMessage,
     decode_message,
     encode_message,
 )
 
-from .memory import SLICE_RUNS_MAX, Flow
+from .memory import SLICE_RUNS_MAX, BlockFlow
 
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
 
@@ -84,11 +84,11 @@ _ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
 
 @attrs.define(eq=False)
 class _Sending:
-    flow: Flow
+    flow: BlockFlow
     on_sent: Callable[[], None]
 
 
-class Link:
+class TransferLink:
     """The stream; its user runs `read` and `write` side by side until one of them raises.
 
     Both raise `DisconnectedError` when the stream is over, `RemoteProtocolError` when the peer
@@ -96,7 +96,7 @@ class Link:
     """
 
     def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
-        self.receiving: dict[int, Flow] = {}
+        self.receiving: dict[int, BlockFlow] = {}
         self._stream = stream
         self._socket = stream.socket
         self.slice_bytes = slice_bytes
@@ -116,11 +116,11 @@ class Link:
 
     # --- what the two kinds of link add ----------------------------------------------------------
 
-    def take(self, message: Message, data: bytes) -> None:
+    def take(self, message: TransferMessage, data: bytes) -> None:
         """Act on a message that is neither slice nor sums; synchronous."""
         raise RemoteProtocolError(f"{type(message).__name__} does not belong here, {len(data)}")
 
-    def received(self, flow: Flow) -> None:
+    def received(self, flow: BlockFlow) -> None:
         """A slice of `flow` has arrived and is verified."""
 
     async def rest(self) -> None:
@@ -129,7 +129,7 @@ class Link:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def put(self, message: Message, data: bytes = b"") -> None:
+    def put(self, message: TransferMessage, data: bytes = b"") -> None:
         """Queue a message; it goes out before the next slice."""
         self._put(encode_message(message, len(data)) + data)
 
@@ -138,7 +138,7 @@ class Link:
         self._queued_bytes += len(frame)
         self._work.set()
 
-    def send_blocks(self, flow: Flow, on_sent: Callable[[], None]) -> None:
+    def send_blocks(self, flow: BlockFlow, on_sent: Callable[[], None]) -> None:
         """Send all slices of a flow, then call `on_sent`; a fenced flow is dropped in silence."""
         self._sending.append(_Sending(flow, on_sent))
         self._work.set()
@@ -157,7 +157,7 @@ class Link:
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
 
-    async def send_now(self, message: Message) -> None:
+    async def send_now(self, message: TransferMessage) -> None:
         """Send one message before `write` runs: the handshake."""
         self.put(message)
         try:
@@ -199,7 +199,7 @@ class Link:
         else:
             self._sending.append(sending)
 
-    async def _send_slice(self, head: memoryview, flow: Flow, payload_bytes: int) -> None:
+    async def _send_slice(self, head: memoryview, flow: BlockFlow, payload_bytes: int) -> None:
         """Send `head` and the views of the flow; zeros in their place from where it is fenced."""
         left = payload_bytes
         while left or head.nbytes:
@@ -247,7 +247,7 @@ class Link:
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
 
-    async def read_now(self) -> Message:
+    async def read_now(self) -> TransferMessage:
         """The next message before `read` runs: the handshake."""
         try:
             message, data_bytes = await self._read_header()
@@ -257,7 +257,7 @@ class Link:
             raise RemoteProtocolError("a handshake with a data part")
         return message
 
-    async def _read_header(self) -> tuple[Message, int]:
+    async def _read_header(self) -> tuple[TransferMessage, int]:
         header_bytes, data_bytes = PREFIX.unpack(await self._need(PREFIX.size))
         if not 0 < header_bytes <= HEADER_BYTES_MAX:
             raise RemoteProtocolError(
@@ -313,7 +313,7 @@ class Link:
             data += part
         return bytes(data)
 
-    async def _fill_from_socket(self, flow: Flow, left: int) -> None:
+    async def _fill_from_socket(self, flow: BlockFlow, left: int) -> None:
         while left:
             if not flow.is_live():
                 await self._discard(left)
@@ -337,7 +337,7 @@ class Link:
                 _fill(flow, memoryview(data))
                 left -= len(data)
 
-    async def _scatter(self, flow: Flow, left: int) -> int | None:
+    async def _scatter(self, flow: BlockFlow, left: int) -> int | None:
         """Receive into the flow's views and then the small buffer; None if it was fenced.
 
         What is in one piece there may be in many here: they are filled some at a time.
@@ -378,7 +378,7 @@ class Link:
             self.received(flow)
 
 
-def _fill(flow: Flow, data: memoryview) -> None:
+def _fill(flow: BlockFlow, data: memoryview) -> None:
     """Copy what has come into the flow's views; nothing if it is fenced."""
     while data.nbytes and flow.views:
         count = min(data.nbytes, flow.views[0].nbytes)
@@ -387,7 +387,7 @@ def _fill(flow: Flow, data: memoryview) -> None:
         flow.advance(count)
 
 
-async def serve(link: Link) -> None:
+async def serve(link: TransferLink) -> None:
     """Read and write until one of them raises."""
     async with open_nursery() as nursery:
         nursery.start_soon(link.write)

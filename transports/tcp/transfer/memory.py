@@ -1,6 +1,6 @@
 """Registered memory of the tcp transfer plane, and the flows of blocks in and out of it.
 
-A `Flow` is one transfer's use of a region at this end. *Fencing* it is synchronous: it releases
+A `BlockFlow` is one transfer's use of a region at this end. *Fencing* it is synchronous: it releases
 the views that a pending system call would use, so not one byte is read from or written to the
 blocks afterwards, even by a receive that has been woken up already. The link then discards what
 still comes, or pads what it has announced. This is why `MemoryRegion.is_fenced` holds here.
@@ -47,7 +47,7 @@ class TcpRegion(HostRegion):
     ) -> None:
         super().__init__(memory, draft, needs_ticket=needs_ticket)
         self._anchors = [ctypes.c_char.from_buffer(view) for view in self.views]
-        self._flows: dict[int, Flow] = {}
+        self._flows: dict[int, BlockFlow] = {}
 
     @override
     def renew(self) -> int:
@@ -77,17 +77,17 @@ class TcpRegion(HostRegion):
             if flow.admitted is not None and not self.access.is_open_to(*flow.admitted):
                 flow.fence(StaleMemoryError("the blocks were withdrawn while they moved"))
 
-    def join(self, flow: Flow) -> None:
+    def join(self, flow: BlockFlow) -> None:
         """Fence the flow, too, when something is withdrawn."""
         self._flows[id(flow)] = flow
 
-    def leave(self, flow: Flow) -> None:
+    def leave(self, flow: BlockFlow) -> None:
         """The flow is over."""
         self._flows.pop(id(flow), None)
 
 
 @attrs.define(eq=False)
-class Flow:
+class BlockFlow:
     """The blocks of one transfer at this end of a stream, from the first to the last.
 
     `admitted` is the peer's generation and ticket, None for a transfer that we started ourselves.

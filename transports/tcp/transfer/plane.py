@@ -26,15 +26,15 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import Mover, Registrable, Transfer, TransferPlane
-from trinamo.runtime.planes.settlement import Answers, InquiryReport, IsSettled
+from trinamo.runtime.planes.settlement import InquiryReport, IsSettled, SettlementAnswers
 from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import MemoryDescription, draw_incarnation
 from trinamo.runtime.protocol.transfer.stream import (
-    Failed,
     Hello,
     Inquiry,
     Ping,
+    TransferFailed,
     Welcome,
 )
 
@@ -46,7 +46,7 @@ from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .inquiry import answer, inquire
 from .link import serve
 from .memory import TcpRegion
-from .target import Refusals, TargetLink
+from .target import RefusalBucket, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
 _VERSION: Final = 1
@@ -79,8 +79,8 @@ class TcpMover(Mover[TcpRegion]):
         """Streams that were ended because the peer talked nonsense."""
         self.outlives_us = False
         """Whether the port stays open until the process ends; see `open_transfer_plane`."""
-        self._answers = Answers()
-        self._refusals = Refusals()
+        self._answers = SettlementAnswers()
+        self._refusals = RefusalBucket()
         self._env, self._nursery = env, nursery
         self._peers: dict[str, PeerStream] = {}
 
@@ -172,7 +172,7 @@ class TcpMover(Mover[TcpRegion]):
         ours = offered(self.options.checksum)
         await link.send_now(Hello(_VERSION, incarnation, list(ours)))
         answer = await link.read_now()
-        if isinstance(answer, Failed):
+        if isinstance(answer, TransferFailed):
             raise error_from_wire(answer.code, answer.message, definite=True)
         if not isinstance(answer, Welcome) or answer.checksum not in ours:
             raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
@@ -212,7 +212,7 @@ class TcpMover(Mover[TcpRegion]):
         try:
             link.checksum = self._accept(hello)
         except (StaleMemoryError, RefusedError) as error:
-            await link.send_now(Failed(0, error.code, error.message, error.definite))
+            await link.send_now(TransferFailed(0, error.code, error.message, error.definite))
             raise
         await link.send_now(Welcome(link.checksum.name))
         return True

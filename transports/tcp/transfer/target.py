@@ -24,20 +24,20 @@ from trinamo.runtime.protocol.transfer.description import BLOCKS_MAX
 from trinamo.runtime.protocol.transfer.stream import (
     Abort,
     Confirmed,
-    Failed,
     Finished,
-    Message,
     Notify,
     Ping,
     Read,
     Request,
+    TransferFailed,
+    TransferMessage,
     Write,
     unpack_blocks,
 )
 
 from .checksum import NO_CHECKSUM
-from .link import Link
-from .memory import Flow, TcpRegion
+from .link import TransferLink
+from .memory import BlockFlow, TcpRegion
 
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
@@ -48,7 +48,7 @@ _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
 class _Request:
     """One request that is under way here."""
 
-    flow: Flow
+    flow: BlockFlow
     ticket: int
     notify: bytes | None = None
 
@@ -58,7 +58,7 @@ _BURST: Final = 2048
 """As many as one honest peer may have under way when its ticket is withdrawn, twice."""
 
 
-class Refusals:
+class RefusalBucket:
     """A bucket that refills; in debt, each refusal waits for its turn."""
 
     def __init__(self) -> None:
@@ -76,14 +76,14 @@ class Refusals:
         return max(0.0, -self._left / _PER_S)
 
 
-class TargetLink(Link):
+class TargetLink(TransferLink):
     """One connection of one peer."""
 
     def __init__(
         self,
         stream: trio.SocketStream,
         region: Callable[[int], TcpRegion],
-        refusals: Refusals,
+        refusals: RefusalBucket,
         *,
         slice_bytes: int,
     ) -> None:
@@ -104,7 +104,7 @@ class TargetLink(Link):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def take(self, message: Message, data: bytes) -> None:
+    def take(self, message: TransferMessage, data: bytes) -> None:
         """Act on one message of the peer."""
         if not isinstance(message, Request):
             raise RemoteProtocolError(f"{type(message).__name__} is no request")
@@ -165,7 +165,7 @@ class TargetLink(Link):
             )
         region.access.admit(message.generation, message.ticket, blocks, is_target=is_target)
         number = message.id
-        flow = Flow(
+        flow = BlockFlow(
             number,
             region,
             blocks,
@@ -180,7 +180,7 @@ class TargetLink(Link):
 
     def _fail(self, number: int, error: TrinamoError) -> None:
         self._drop(number)
-        self.put(Failed(number, error.code, error.message[:2000], error.definite))
+        self.put(TransferFailed(number, error.code, error.message[:2000], error.definite))
 
     def _finish(self, number: int) -> None:
         self._drop(number)
@@ -211,7 +211,7 @@ class TargetLink(Link):
         else:
             self._complete(message.id, request)
 
-    def received(self, flow: Flow) -> None:
+    def received(self, flow: BlockFlow) -> None:
         """A slice of a write is verified."""
         if flow.is_complete:
             self._complete(flow.id, self._requests[flow.id])

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..failures import EXIT_FAILED
-from .transfer_text import Row, rows_json, rows_svg, show
+from .transfer_text import TransferRow, rows_json, rows_svg, show
 
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
@@ -109,13 +109,13 @@ def measure(
     block_bytes: int,
     rounds: int,
     note: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+) -> list[TransferRow]:
     """Both directions of every backend; a backend that cannot be opened gets one row that says so.
 
     `note` is told what begins: each backend, then each direction of it. Blocks; `Ctrl-C` ends the
     processes.
     """
-    rows: list[Row] = []
+    rows: list[TransferRow] = []
     for backend in backends:
         note(backend)
         try:
@@ -127,7 +127,7 @@ def measure(
                     note(f"{backend} {direction}")
                     rows.append(_row(backend, direction, peers, small, rounds))
         except RuntimeError as error:
-            rows.append(Row(backend, "", problem=str(error)))
+            rows.append(TransferRow(backend, "", problem=str(error)))
     return rows
 
 
@@ -142,7 +142,7 @@ def _run(peers: tuple[Peer, Peer], direction: str, blocks: int, **more: object) 
 
 def _row(
     backend: str, direction: str, peers: tuple[Peer, Peer], small: tuple[Peer, Peer], rounds: int
-) -> Row:
+) -> TransferRow:
     owner, mover = peers
     count, block_bytes = mover.ready["count"], mover.ready["block_bytes"]
     _run(peers, direction, count, rounds=1)
@@ -155,7 +155,7 @@ def _row(
     _run(small, direction, 1, rounds=20)
     block = _run(small, direction, 1, rounds=_SMALL_ROUNDS)
     gigabytes = count * block_bytes / 1e9
-    return Row(
+    return TransferRow(
         backend,
         direction,
         gb_per_s=gigabytes / statistics.median(found["took_s"]),
@@ -245,7 +245,7 @@ def transfer(
     _judge(rows, named=backend is not None)
 
 
-def _judge(rows: list[Row], *, named: bool) -> None:
+def _judge(rows: list[TransferRow], *, named: bool) -> None:
     """Exit 1 for wrong bytes, and for a backend that was named and is not here."""
     wrong = [f"{row.backend} {row.direction}" for row in rows if not (row.problem or row.is_good)]
     if wrong:

@@ -20,7 +20,7 @@ _FAINT: Final = "#8794a1"
 
 
 @attrs.frozen
-class Row:
+class TransferRow:
     """One backend and direction. Without figures, `problem` says why."""
 
     backend: str
@@ -41,7 +41,7 @@ class Row:
 # --- for a terminal ------------------------------------------------------------------------------
 
 
-def show(rows: Sequence[Row], console: Console, title: str) -> None:
+def show(rows: Sequence[TransferRow], console: Console, title: str) -> None:
     """The table, and a bar for each row."""
     from rich.table import Table
 
@@ -81,7 +81,7 @@ def show(rows: Sequence[Row], console: Console, title: str) -> None:
 # --- for programs --------------------------------------------------------------------------------
 
 
-def rows_json(rows: Sequence[Row], **settings: Any) -> str:
+def rows_json(rows: Sequence[TransferRow], **settings: Any) -> str:
     """One object: what was asked for, and `rows`."""
     return json.dumps({**settings, "rows": [attrs.asdict(row) for row in rows]}, indent=2) + "\n"
 
@@ -99,7 +99,9 @@ class _Panel:
     left: float
     width: float
 
-    def draw(self, rows: Sequence[Row], places: Sequence[float], height: float) -> list[str]:
+    def draw(
+        self, rows: Sequence[TransferRow], places: Sequence[float], height: float
+    ) -> list[str]:
         longest = max((whole for whole, _ in self.values), default=0.0) or 1.0
         found = [_label(self.left, 62, self.title, weight="bold")]
         for row, y, (whole, part) in zip(rows, places, self.values, strict=True):
@@ -123,7 +125,7 @@ def _label(x: float, y: float, text: str, **more: str) -> str:
     )
 
 
-def rows_svg(rows: Sequence[Row], title: str) -> str:
+def rows_svg(rows: Sequence[TransferRow], title: str) -> str:
     """Bars of GB/s beside bars of CPU seconds per GB; no script, no reference to anything else."""
     bar, gap, group = 18.0, 4.0, 14.0
     good = [row for row in rows if not row.problem]

@@ -26,7 +26,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.answers import DONE_DATA
-from trinamo.transports.openai.client import Reply, open_request
+from trinamo.transports.openai.client import HttpReply, open_request
 from trinamo.transports.openai.events import EventSplitter
 
 TURNS_MAX: Final = 200
@@ -121,7 +121,7 @@ class Conversation:
             ) from error
 
 
-async def _events(response: Reply) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(response: HttpReply) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream; raises if it ends without its end mark, or with an error."""
     events = EventSplitter(_EVENT_BYTES_MAX)
     async with aclosing(response.chunks()) as chunks:
@@ -136,7 +136,7 @@ async def _events(response: Reply) -> AsyncGenerator[dict[str, Any], None]:
     raise DisconnectedError("the answer ended before it was complete")
 
 
-async def _refusal(response: Reply) -> TrinamoError:
+async def _refusal(response: HttpReply) -> TrinamoError:
     body = await response.body()
     kind = RequestError if 400 <= response.status < 500 else UnavailableError
     try:

@@ -14,7 +14,7 @@ from trinamo.runtime.view.survey import Survey
 
 from ..running.locating import Target, somebody_listens
 from ..status.asking import survey_cluster
-from .finding import Finding, Verdict
+from .finding import Finding, FindingVerdict
 
 TIMEOUT_S: Final = 6.0
 TOLD_MAX: Final = 8
@@ -31,13 +31,15 @@ async def discovery_findings(target: Target, url: str = "", key: str = "") -> li
         try:
             survey = await survey_cluster(target, url=url, key=key)
         except TrinamoError as error:
-            return [Finding("cluster", Verdict.WARNING, error.message)]
+            return [Finding("cluster", FindingVerdict.WARNING, error.message)]
         return [
             *reach_findings(survey),
             *cluster_findings(survey),
             *shedding_findings(survey, target.config.http),
         ]
-    return [Finding("cluster", Verdict.WARNING, f"did not answer whole within {TIMEOUT_S:g} s")]
+    return [
+        Finding("cluster", FindingVerdict.WARNING, f"did not answer whole within {TIMEOUT_S:g} s")
+    ]
 
 
 def reach_findings(survey: Survey) -> Iterator[Finding]:
@@ -47,14 +49,16 @@ def reach_findings(survey: Survey) -> Iterator[Finding]:
         " address than it has, set data_plane.tcp.advertise_host there"
     )
     for why in survey.away[:TOLD_MAX]:
-        yield Finding("reach", Verdict.WARNING, why, remedy if "cannot be reached" in why else "")
+        yield Finding(
+            "reach", FindingVerdict.WARNING, why, remedy if "cannot be reached" in why else ""
+        )
     for look in survey.frontends:
         if look.wants_key and look.view is None:
             text = f"{look.url} wants a key (401), so what it knows is not looked at"
-            yield Finding("reach", Verdict.NOTE, text, "trinamo doctor --key-env NAME")
+            yield Finding("reach", FindingVerdict.NOTE, text, "trinamo doctor --key-env NAME")
     if not survey.away:
         text = f"{len(survey.instances)} instances and {len(survey.frontends)} frontends answer"
-        yield Finding("reach", Verdict.GOOD, f"{text}, where they are registered")
+        yield Finding("reach", FindingVerdict.GOOD, f"{text}, where they are registered")
 
 
 def cluster_findings(survey: Survey) -> Iterator[Finding]:
@@ -66,13 +70,13 @@ def cluster_findings(survey: Survey) -> Iterator[Finding]:
     )
     if models:
         more = f" and {len(models) - TOLD_MAX} more" if len(models) > TOLD_MAX else ""
-        yield Finding("models", Verdict.GOOD, f"{names}{more}")
+        yield Finding("models", FindingVerdict.GOOD, f"{names}{more}")
     remedy = "give the workers of one model one engine, one bound of context and one endpoint"
     for why in survey.refused[:TOLD_MAX]:
-        yield Finding("models", Verdict.WARNING, why, remedy)
+        yield Finding("models", FindingVerdict.WARNING, why, remedy)
     if len(survey.refused) > TOLD_MAX:
         text = f"{len(survey.refused) - TOLD_MAX} more cards or aliases are refused"
-        yield Finding("models", Verdict.WARNING, text, "trinamo status --json")
+        yield Finding("models", FindingVerdict.WARNING, text, "trinamo status --json")
     yield from _weights(list(weights_rows((each.id, each.health) for each in survey.instances)))
 
 
@@ -89,7 +93,7 @@ def shedding_findings(survey: Survey, section: HttpConfig) -> Iterator[Finding]:
             f" workers that report no load: {', '.join(silent[:TOLD_MAX])}"
         )
         remedy = "give the workers these keys too, and start them again"
-        yield Finding("shedding", Verdict.WARNING, text, remedy)
+        yield Finding("shedding", FindingVerdict.WARNING, text, remedy)
 
 
 def _weights(rows: Sequence[WeightsRow]) -> Iterator[Finding]:
@@ -104,4 +108,4 @@ def _weights(rows: Sequence[WeightsRow]) -> Iterator[Finding]:
         takers = [taker for row in holders for taker in row.takers]
         if takers:
             text += f", as do now {'; '.join(takers[:TOLD_MAX])}"
-        yield Finding("weights", Verdict.GOOD, text)
+        yield Finding("weights", FindingVerdict.GOOD, text)

@@ -31,7 +31,7 @@ def doctor(
 
     from ..running.locating import locate, quiet_log
     from .examination import examine
-    from .finding import Verdict, findings_table
+    from .finding import FindingVerdict, findings_table
 
     quiet_log()
     findings = trio.run(examine, locate(sources), (url or "").rstrip("/"), key_of(key_env))
@@ -45,7 +45,7 @@ def doctor(
         from ..status.text import open_console
 
         open_console().print(findings_table(findings))
-    missing = [each for each in findings if each.verdict == Verdict.MISSING]
+    missing = [each for each in findings if each.verdict == FindingVerdict.MISSING]
     if missing:
         sys.stderr.write(
             f"trinamo: {len(missing)} needed and missing: {', '.join(e.what for e in missing)}\n"

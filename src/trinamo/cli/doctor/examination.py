@@ -31,7 +31,7 @@ from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
 from .discovery import discovery_findings
-from .finding import Finding, Verdict
+from .finding import Finding, FindingVerdict
 from .transfer import transfer_findings
 
 OPEN_FILES_MIN: Final = 4096
@@ -49,11 +49,13 @@ async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]
     """Look at everything; takes at most a few seconds, also where nothing answers."""
     run, started = (
         target.run,
-        Finding("cluster", Verdict.NOTE, "none was started here by `trinamo up`", "trinamo up"),
+        Finding(
+            "cluster", FindingVerdict.NOTE, "none was started here by `trinamo up`", "trinamo up"
+        ),
     )
     if run is not None:
         text = f"`trinamo up`, pid {run.pid}, {run.state}: {run.url or 'not ready yet'}"
-        started = Finding("cluster", Verdict.GOOD, text)
+        started = Finding("cluster", FindingVerdict.GOOD, text)
     found = [*_packages(target), *_model(target.config), started]
     servers: dict[str, Finding] = {}
     discovered: list[Finding] = []
@@ -80,16 +82,18 @@ def _packages(target: Target) -> Iterator[Finding]:
     """Python, and what of the package's own requirements is there."""
     text = f"{platform.python_version()} at {sys.executable}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
-        yield Finding("Python", Verdict.GOOD, text)
+        yield Finding("Python", FindingVerdict.GOOD, text)
     else:
         text = f"{text}; 3.11 to 3.13 is needed"
-        yield Finding("Python", Verdict.MISSING, text, "make up")
+        yield Finding("Python", FindingVerdict.MISSING, text, "make up")
     by_extra: dict[str, list[str]] = {"": [], "embedded": [], "llamacpp": []}
     try:
         lines = requires("trinamo") or []
         text = f"{version('trinamo')} with "
     except PackageNotFoundError:
-        yield Finding("trinamo", Verdict.WARNING, "runs without being installed", "pip install .")
+        yield Finding(
+            "trinamo", FindingVerdict.WARNING, "runs without being installed", "pip install ."
+        )
         return
     for line in lines:
         marker = _EXTRA.search(line)
@@ -100,10 +104,13 @@ def _packages(target: Target) -> Iterator[Finding]:
     there, missing = _versions(by_extra[""])
     if missing:
         yield Finding(
-            "trinamo", Verdict.MISSING, f"{text}{there}; without {missing}", "pip install trinamo"
+            "trinamo",
+            FindingVerdict.MISSING,
+            f"{text}{there}; without {missing}",
+            "pip install trinamo",
         )
     else:
-        yield Finding("trinamo", Verdict.GOOD, text + there)
+        yield Finding("trinamo", FindingVerdict.GOOD, text + there)
     section = target.config.control_plane
     needs = {
         # `trinamo up` would start servers of its own with this configuration.
@@ -114,11 +121,11 @@ def _packages(target: Target) -> Iterator[Finding]:
     for extra, is_needed in needs.items():
         there, missing = _versions(by_extra[extra])
         if missing:
-            verdict = Verdict.MISSING if is_needed else Verdict.WARNING
+            verdict = FindingVerdict.MISSING if is_needed else FindingVerdict.WARNING
             remedy = f"pip install 'trinamo[{extra}]'"
             yield Finding(f"extra {extra}", verdict, f"without {missing}", remedy)
         else:
-            yield Finding(f"extra {extra}", Verdict.GOOD, there)
+            yield Finding(f"extra {extra}", FindingVerdict.GOOD, there)
 
 
 def _versions(names: list[str]) -> tuple[str, str]:
@@ -142,22 +149,22 @@ def _model(config: Config) -> Iterator[Finding]:
     try:
         path = find_model(config.worker.model_path)
     except ConfigError as error:
-        verdict = Verdict.MISSING if is_needed else Verdict.WARNING
+        verdict = FindingVerdict.MISSING if is_needed else FindingVerdict.WARNING
         text = error.message
         if config.weights.enabled:
             text += "; or from a peer, where the row on weights names one"
         yield Finding("model file", verdict, text, FETCH_COMMAND)
     else:
         size = path.stat().st_size / 1e6
-        yield Finding("model file", Verdict.GOOD, f"{path} ({size:.0f} MB)")
+        yield Finding("model file", FindingVerdict.GOOD, f"{path} ({size:.0f} MB)")
     for section in config.worker.by_model():
         what = f"engine of {section.model_name}" if config.worker.models else "engine"
         try:
             choice = choose_engine(section)
         except ConfigError as error:
-            yield Finding(what, Verdict.MISSING, error.message)
+            yield Finding(what, FindingVerdict.MISSING, error.message)
         else:
-            yield Finding(what, Verdict.GOOD, f"{choice.engine}: {choice.why}")
+            yield Finding(what, FindingVerdict.GOOD, f"{choice.engine}: {choice.why}")
 
 
 # --- what runs -------------------------------------------------------------------------------
@@ -166,7 +173,9 @@ def _model(config: Config) -> Iterator[Finding]:
 async def _etcd(target: Target, found: dict[str, Finding]) -> None:
     section = target.config.control_plane
     if section.backend != "etcd":
-        found["etcd"] = Finding("etcd", Verdict.NOTE, f"control_plane.backend is {section.backend}")
+        found["etcd"] = Finding(
+            "etcd", FindingVerdict.NOTE, f"control_plane.backend is {section.backend}"
+        )
         return
     endpoints = section.etcd.endpoints
     found["etcd"] = await _server(
@@ -177,7 +186,9 @@ async def _etcd(target: Target, found: dict[str, Finding]) -> None:
 async def _nats(target: Target, found: dict[str, Finding]) -> None:
     section = target.config.event_plane
     if section.backend != "nats":
-        found["NATS"] = Finding("NATS", Verdict.NOTE, f"event_plane.backend is {section.backend}")
+        found["NATS"] = Finding(
+            "NATS", FindingVerdict.NOTE, f"event_plane.backend is {section.backend}"
+        )
         return
     servers = section.nats.servers
     found["NATS"] = await _server(
@@ -196,28 +207,30 @@ async def _server(
     if not any([await somebody_listens(each) for each in addresses]):
         if target.is_named or target.run is not None:
             return Finding(
-                name, Verdict.MISSING, f"nothing answers at {where}", f"start {name} there"
+                name, FindingVerdict.MISSING, f"nothing answers at {where}", f"start {name} there"
             )
-        return Finding(name, Verdict.NOTE, f"none at {where}; `trinamo up` starts its own")
+        return Finding(name, FindingVerdict.NOTE, f"none at {where}; `trinamo up` starts its own")
     with trio.move_on_after(ASK_TIMEOUT_S):
         try:
             async with opened as plane:
                 line = await plane.check_health()
         except TrinamoError as error:
-            return Finding(name, Verdict.MISSING, error.message, f"check {name} at {where}")
-        return Finding(name, Verdict.WARNING if "warning" in line else Verdict.GOOD, line)
-    return Finding(name, Verdict.MISSING, f"no answer at {where} in {ASK_TIMEOUT_S:g} s")
+            return Finding(name, FindingVerdict.MISSING, error.message, f"check {name} at {where}")
+        return Finding(
+            name, FindingVerdict.WARNING if "warning" in line else FindingVerdict.GOOD, line
+        )
+    return Finding(name, FindingVerdict.MISSING, f"no answer at {where} in {ASK_TIMEOUT_S:g} s")
 
 
 def _http_port(target: Target) -> Finding:
     http = target.config.http
     if target.run is not None and target.run.url:
-        return Finding("HTTP port", Verdict.GOOD, f"served: {target.run.url}")
+        return Finding("HTTP port", FindingVerdict.GOOD, f"served: {target.run.url}")
     try:
         check_port(http.host, http.port)
     except ConfigError as error:
-        return Finding("HTTP port", Verdict.WARNING, error.message, "trinamo up --port 0")
-    return Finding("HTTP port", Verdict.GOOD, f"{http.host} port {http.port} is free")
+        return Finding("HTTP port", FindingVerdict.WARNING, error.message, "trinamo up --port 0")
+    return Finding("HTTP port", FindingVerdict.GOOD, f"{http.host} port {http.port} is free")
 
 
 def _disk(config: Config) -> Iterator[Finding]:
@@ -227,9 +240,9 @@ def _disk(config: Config) -> Iterator[Finding]:
         return
     if spins(Path(etcd.data_dir)):
         text = f"control_plane.etcd.ssd is true, and {etcd.data_dir} is on a disk that spins"
-        yield Finding("disk", Verdict.WARNING, text, "set control_plane.etcd.data_dir")
+        yield Finding("disk", FindingVerdict.WARNING, text, "set control_plane.etcd.data_dir")
     else:
-        yield Finding("disk", Verdict.GOOD, f"{etcd.data_dir} is on no disk that spins")
+        yield Finding("disk", FindingVerdict.GOOD, f"{etcd.data_dir} is on no disk that spins")
 
 
 def spins(path: Path, *, devices: Path = Path("/sys/dev/block")) -> bool:
@@ -253,19 +266,21 @@ def certificate_findings(config: Config, now: float) -> Iterator[Finding]:
     try:
         expires_at = Certificates(tls).expires_at
     except ConfigError as error:
-        yield Finding("certificate", Verdict.MISSING, error.message, "mend the files of http.tls")
+        yield Finding(
+            "certificate", FindingVerdict.MISSING, error.message, "mend the files of http.tls"
+        )
         return
     for fault in find_certificate_faults(tls):
-        yield Finding("certificate", Verdict.WARNING, fault)
+        yield Finding("certificate", FindingVerdict.WARNING, fault)
     days = int((expires_at - now) // DAY_S)
     end = datetime.fromtimestamp(expires_at, UTC)
     text = f"{tls.certificate_file} ends on {end:%Y-%m-%d}"
     if days < 0:
-        yield Finding("certificate", Verdict.MISSING, f"{text}: it is over", "renew it")
+        yield Finding("certificate", FindingVerdict.MISSING, f"{text}: it is over", "renew it")
     elif days < DAYS_MIN:
-        yield Finding("certificate", Verdict.WARNING, f"{text}, in {days} days", "renew it")
+        yield Finding("certificate", FindingVerdict.WARNING, f"{text}, in {days} days", "renew it")
     else:
-        yield Finding("certificate", Verdict.GOOD, text)
+        yield Finding("certificate", FindingVerdict.GOOD, text)
 
 
 def _limits() -> Iterator[Finding]:
@@ -276,6 +291,6 @@ def _limits() -> Iterator[Finding]:
     text = f"{soft or 'unlimited'}, at most {hard or 'unlimited'}"
     if soft is not None and soft < OPEN_FILES_MIN:
         raised = min(OPEN_FILES_WANTED, hard or OPEN_FILES_WANTED)
-        yield Finding("open files", Verdict.WARNING, text, f"ulimit -n {raised}")
+        yield Finding("open files", FindingVerdict.WARNING, text, f"ulimit -n {raised}")
     else:
-        yield Finding("open files", Verdict.GOOD, text)
+        yield Finding("open files", FindingVerdict.GOOD, text)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Verdict(enum.StrEnum):
+class FindingVerdict(enum.StrEnum):
     """How good a finding is."""
 
     GOOD = "good"
@@ -29,16 +29,16 @@ class Finding:
     """One thing looked at; `remedy` is what mends it, a command where there is one."""
 
     what: str
-    verdict: Verdict
+    verdict: FindingVerdict
     text: str
     remedy: str = ""
 
 
 _SIGNS: Final = {
-    Verdict.GOOD: ("ok", "green"),
-    Verdict.NOTE: ("-", "dim"),
-    Verdict.WARNING: ("warning", "yellow"),
-    Verdict.MISSING: ("missing", "bold red"),
+    FindingVerdict.GOOD: ("ok", "green"),
+    FindingVerdict.NOTE: ("-", "dim"),
+    FindingVerdict.WARNING: ("warning", "yellow"),
+    FindingVerdict.MISSING: ("missing", "bold red"),
 }
 
 

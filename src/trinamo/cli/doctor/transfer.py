@@ -21,10 +21,10 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import ConfigError
 
-from .finding import Finding, Verdict
+from .finding import Finding, FindingVerdict
 from .library import LIBRARIES, Loaded, load
 
-_GOOD, _NOTE, _WARNING, _MISSING = Verdict
+_GOOD, _NOTE, _WARNING, _MISSING = FindingVerdict
 _TOOLS: Final = {
     "ibstat": "infiniband-diags",
     "ib_write_bw": "perftest",
@@ -34,7 +34,7 @@ _TOOLS: Final = {
 
 
 @attrs.frozen
-class Machine:
+class MachinePaths:
     """Where to look; tests look elsewhere."""
 
     sys_class: Path = Path("/sys/class")
@@ -48,9 +48,9 @@ class Machine:
     )
 
 
-def transfer_findings(config: Config, machine: Machine | None = None) -> Iterator[Finding]:
+def transfer_findings(config: Config, machine: MachinePaths | None = None) -> Iterator[Finding]:
     """One after the other; two libraries are loaded, which takes a second or two."""
-    machine = Machine() if machine is None else machine
+    machine = MachinePaths() if machine is None else machine
     plane = config.data_plane
     wants_rdma = "mooncake" in plane.backends
     wanted = {
@@ -127,7 +127,7 @@ def _port(device: Path, port: Path) -> Finding:
     return Finding(what, _WARNING, text, remedy)
 
 
-def _nixl_device(name: str | None, machine: Machine) -> Finding:
+def _nixl_device(name: str | None, machine: MachinePaths) -> Finding:
     """Whether the device of the configuration is there."""
     from trinamo.transports.nixl.options import find_devices
 
@@ -177,7 +177,7 @@ def _access(folder: Path, *, is_needed: bool) -> Finding:
     return Finding("RDMA access", _GOOD, ", ".join(each.name for each in files))
 
 
-def _tools(machine: Machine) -> Iterator[Finding]:
+def _tools(machine: MachinePaths) -> Iterator[Finding]:
     missing = [name for name in _TOOLS if machine.find_tool(name) is None]
     if missing:
         packages = " ".join(dict.fromkeys(_TOOLS[name] for name in missing))
@@ -190,7 +190,7 @@ def _tools(machine: Machine) -> Iterator[Finding]:
         yield Finding("RDMA tools", _GOOD, text)
 
 
-def _verbs(machine: Machine, *, is_needed: bool) -> Finding:
+def _verbs(machine: MachinePaths, *, is_needed: bool) -> Finding:
     there = [name for name in ("ibverbs", "rdmacm", "mlx5") if machine.find_library(name)]
     if "ibverbs" in there:
         names = ", ".join(f"lib{name}" for name in there)

@@ -22,14 +22,14 @@ _EXTRA_MODULES: Final = ("cyllama", "jinja2", "llguidance")
 
 
 @attrs.frozen
-class Choice:
+class EngineChoice:
     """An engine and the sentence that says why it."""
 
     engine: str
     why: str
 
 
-def choose_engine(section: WorkerConfig) -> Choice:
+def choose_engine(section: WorkerConfig) -> EngineChoice:
     """Resolve `auto`: llamacpp where its extra and model file are there, else exact.
 
     Raises `ConfigError` for llamacpp by name without the extra, or without the model file, and for
@@ -41,7 +41,7 @@ def choose_engine(section: WorkerConfig) -> Choice:
             " --set worker.upstream.url=http://host:8000/v1"
         )
     if section.engine not in ("auto", "llamacpp"):
-        return Choice(section.engine, "as configured")
+        return EngineChoice(section.engine, "as configured")
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing and section.engine == "llamacpp":
         raise ConfigError(
@@ -49,7 +49,7 @@ def choose_engine(section: WorkerConfig) -> Choice:
             " missing); pip install 'trinamo[llamacpp]', or choose --engine exact"
         )
     if missing:
-        return Choice(
+        return EngineChoice(
             "exact",
             f"the extra llamacpp is not installed ({', '.join(missing)} missing); "
             "pip install 'trinamo[llamacpp]'",
@@ -61,8 +61,8 @@ def choose_engine(section: WorkerConfig) -> Choice:
     except ConfigError as error:
         if section.model_path or section.engine == "llamacpp":
             raise
-        return Choice("exact", f"there is no model file: {error}")
-    return Choice("llamacpp", f"its extra is installed and the model is {path}")
+        return EngineChoice("exact", f"there is no model file: {error}")
+    return EngineChoice("llamacpp", f"its extra is installed and the model is {path}")
 
 
 def check_engines(section: WorkerConfig) -> str:

@@ -36,7 +36,7 @@ EXIT_S: Final = 1.0
 _LOSS: Final = "%d lines were dropped, because nobody read them"
 
 
-class Output(io.TextIOBase):
+class TextOutput(io.TextIOBase):
     """A text stream on a descriptor whose writers never wait.
 
     Lines are whole: one that is dropped is dropped whole. `tell_loss` makes the line about losses.
@@ -179,11 +179,11 @@ def _write_whole(fd: int, data: bytes) -> bool:
     return True
 
 
-_outputs: list[Output] = []
+_outputs: list[TextOutput] = []
 
 
 def unblock_output() -> None:
-    """Let this process's `sys.stdout` and `sys.stderr` be `Output`s from now on; once is enough.
+    """Let this process's `sys.stdout` and `sys.stderr` be `TextOutput`s from now on; once is enough.
 
     If both are the same file they become one object, so that their lines keep their order.
     """
@@ -192,9 +192,9 @@ def unblock_output() -> None:
     error, output = sys.stderr, sys.stdout
     for stream in (output, error):
         stream.flush()
-    sys.stderr = Output(error.fileno())
+    sys.stderr = TextOutput(error.fileno())
     is_same = os.path.sameopenfile(error.fileno(), output.fileno())
-    sys.stdout = sys.stderr if is_same else Output(output.fileno())
+    sys.stdout = sys.stderr if is_same else TextOutput(output.fileno())
     _outputs.extend([sys.stderr] if is_same else [sys.stderr, sys.stdout])
 
     def leave() -> None:

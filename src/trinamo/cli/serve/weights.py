@@ -21,7 +21,7 @@ from trinamo.runtime.process.transports import Transports
 from trinamo.runtime.process.worker.weights import WorkerWeights, take_weights
 from trinamo.runtime.weights.lender import HeldFile
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.runtime.weights.taker import Progress, Wanted
+from trinamo.runtime.weights.taker import DownloadProgress, MissingFile
 
 _log = logging.getLogger("trinamo.weights")
 TELL_S: Final = 1.0
@@ -64,7 +64,7 @@ async def take_missing_weights(
             _log.warning("the weights of %s were not taken from a peer: %s", wanted.model, error)
 
 
-def _missing(section: WorkerConfig) -> tuple[Wanted, Path] | None:
+def _missing(section: WorkerConfig) -> tuple[MissingFile, Path] | None:
     """What a worker of this section needs and has not; None if nothing."""
     if section.engine not in ("auto", "llamacpp") or importlib.util.find_spec("cyllama") is None:
         return None
@@ -77,7 +77,7 @@ def _missing(section: WorkerConfig) -> tuple[Wanted, Path] | None:
     is_named = section.model_path is not None or "TRINAMO_MODEL" in os.environ
     known = None if is_named else FILE_SHA256
     name = section.model_name or MODEL_NAME
-    return Wanted(name, section.namespace, section.model_sha256 or known), target
+    return MissingFile(name, section.namespace, section.model_sha256 or known), target
 
 
 def held_weights(
@@ -93,13 +93,13 @@ def held_weights(
     return WorkerWeights(files, metrics)
 
 
-def _telling(model: str) -> Callable[[Progress], None]:
+def _telling(model: str) -> Callable[[DownloadProgress], None]:
     """A line of the log now and then, and one at the end."""
     told_at = -TELL_S
     began_at = trio.current_time()
     began: int | None = None
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: DownloadProgress) -> None:
         nonlocal told_at, began
         now = trio.current_time()
         began = progress.done if began is None else began

@@ -122,7 +122,7 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
 
 
 @attrs.define
-class Answers:
+class ProcessAnswers:
     """What the processes said."""
 
     found: list[tuple[str, TraceView]] = attrs.field(factory=list)
@@ -134,7 +134,9 @@ class Answers:
     """Who did not answer, one sentence each."""
 
 
-async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: str = "") -> Answers:
+async def ask_cluster(
+    target: Target, request_id: str, *, url: str = "", key: str = ""
+) -> ProcessAnswers:
     """Ask every process of the cluster, and the frontend at `url`, for what it knows of a request.
 
     `key` is one of its clients'. Raises `UnavailableError` or `ConnectError`, with a sentence, if
@@ -142,7 +144,7 @@ async def ask_cluster(target: Target, request_id: str, *, url: str = "", key: st
     """
     places, keys = await find_places(target, url, key)
     told, away = await ask_legs(fetch, request_id, places, keys)
-    answers = Answers(asked=len(places), away=away)
+    answers = ProcessAnswers(asked=len(places), away=away)
     for name, view in told:
         answers.keeping += view.requests_max > 0
         answers.found += [(name, trace) for trace in view.traces]

@@ -6,7 +6,7 @@ import html
 from datetime import UTC, datetime
 from typing import Final
 
-from .timeline import Row, TimeLine, facts_of
+from .timeline import TimeLine, TimelineRow, facts_of
 
 _WIDTH: Final = 1000
 _LABEL: Final = 230
@@ -76,7 +76,7 @@ def _picture(line: TimeLine) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _bar(row: Row, top: float, scale: float) -> str:
+def _bar(row: TimelineRow, top: float, scale: float) -> str:
     x, width = _LABEL + row.start_s * scale, max((row.end_s - row.start_s) * scale, 1.5)
     label = html.escape(f"{row.process} · {row.name}"[:40])
     colour = _COLOURS.get(row.name, _OTHER)
@@ -99,7 +99,7 @@ def _bar(row: Row, top: float, scale: float) -> str:
     return "\n".join(parts)
 
 
-def _table_row(row: Row) -> str:
+def _table_row(row: TimelineRow) -> str:
     marks = ", ".join(f"{name} +{(at - row.start_s) * 1e3:.2f}" for name, at in row.marks)
     cells = [html.escape(text) for text in (row.process, row.name, marks, facts_of(row))]
     times = [f"{row.start_s * 1e3:.2f}", f"{(row.end_s - row.start_s) * 1e3:.2f}"]

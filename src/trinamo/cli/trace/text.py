@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trinamo.runtime.logs.text import one_line
 
-from .timeline import Row, TimeLine, facts_of
+from .timeline import TimeLine, TimelineRow, facts_of
 
 CELL_CHARACTERS_MAX: Final = 200
 _BAR_CHARACTERS: Final = (20, 60)
@@ -55,7 +55,7 @@ def timeline_text(line: TimeLine, width: int) -> Iterator[RenderableType]:
         )
 
 
-def _bar(row: Row, duration_s: float, width: int) -> Text:
+def _bar(row: TimelineRow, duration_s: float, width: int) -> Text:
     scale = width / duration_s if duration_s > 0 else 0.0
     start = min(width - 1, int(row.start_s * scale))
     length = max(row.end_s - row.start_s, 0.0) * scale

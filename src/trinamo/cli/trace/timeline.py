@@ -11,13 +11,13 @@ import msgspec
 from trinamo.runtime.traces.trace import Fact
 from trinamo.runtime.view.requests import legs_by_request
 
-from ..status.asking import Answers
+from ..status.asking import ProcessAnswers
 
 ROWS_MAX: Final = 500
 
 
 @attrs.frozen
-class Row:
+class TimelineRow:
     """One leg. Times are seconds since the request's first leg began."""
 
     process: str
@@ -43,12 +43,12 @@ class TimeLine:
     began: float
     """Seconds since the Unix epoch."""
     duration_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     older: tuple[str, ...]
     """Other requests that the id also fits, which are not shown; ids inside the cluster."""
 
 
-def time_line(answers: Answers) -> TimeLine | None:
+def time_line(answers: ProcessAnswers) -> TimeLine | None:
     """The newest request among what was found; None if nothing was."""
     requests = legs_by_request(answers.found)
     if not requests:
@@ -60,7 +60,7 @@ def time_line(answers: Answers) -> TimeLine | None:
         max(leg.start, leg.end or 0.0, *(at for _, at in leg.marks), 0.0) for _, leg in legs
     )
     rows = [
-        Row(
+        TimelineRow(
             process=process,
             name=leg.name,
             start_s=leg.start - began,
@@ -81,7 +81,7 @@ def time_line(answers: Answers) -> TimeLine | None:
     )
 
 
-def facts_of(row: Row) -> str:
+def facts_of(row: TimelineRow) -> str:
     """What is known of a leg, in a line; an outcome that is no success comes first."""
     told = [] if row.is_good else [str(row.facts["outcome"])]
     if row.is_open:
@@ -92,7 +92,7 @@ def facts_of(row: Row) -> str:
     return ", ".join(told)
 
 
-def timeline_json(line: TimeLine | None, answers: Answers) -> str:
+def timeline_json(line: TimeLine | None, answers: ProcessAnswers) -> str:
     """All that was found, as one JSON object."""
     told = {
         "request": None if line is None else attrs.asdict(line),

@@ -47,7 +47,7 @@ from ..failures import EXIT_HURRIED, EXIT_OK
 from ..options import as_text
 from ..running.locating import reachable
 from .display import Display
-from .plan import Plan
+from .plan import StartPlan
 from .watching import watch_cluster
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ _OWN: Final = (".data_dir", ".store_dir", ".port")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Cluster:
+class LocalCluster:
     """Servers, workers and a frontend, as planned. It runs once."""
 
-    def __init__(self, plan: Plan, display: Display) -> None:
+    def __init__(self, plan: StartPlan, display: Display) -> None:
         self.plan = plan
         self.servers: dict[str, EmbeddedServer] = {}
         self.workers: list[Child] = []
@@ -326,7 +326,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def welcome(
-    url: str, dashboard: str, plan: Plan, servers: Mapping[str, EmbeddedServer]
+    url: str, dashboard: str, plan: StartPlan, servers: Mapping[str, EmbeddedServer]
 ) -> Iterator[str]:
     """What to do with a cluster that is ready, line by line.
 

@@ -31,7 +31,7 @@ LINE_CHARACTERS_MAX: Final = 8192
 
 
 @attrs.frozen
-class Row:
+class ProcessRow:
     """One process in the table; figures that are not known are None."""
 
     name: str
@@ -76,7 +76,7 @@ class Display:
         if text:
             self._write(f"{text} …")
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[ProcessRow]) -> None:
         """The processes as they are."""
 
     def _write(self, text: str) -> None:
@@ -97,7 +97,7 @@ class LiveDisplay(Display):
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._busy = ""
         self._spinner = Spinner("dots")
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[ProcessRow] = ()
         self._colors: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -125,7 +125,7 @@ class LiveDisplay(Display):
         # At once: a phase may be over before the next of the regular refreshes.
         self._draw(refresh=True)
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[ProcessRow]) -> None:
         self._rows = rows
         self._draw()
 
@@ -145,7 +145,7 @@ class LiveDisplay(Display):
         self._live.update(Group(*parts), refresh=refresh)
 
 
-def _table(rows: Sequence[Row]) -> RenderableType:
+def _table(rows: Sequence[ProcessRow]) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -36,7 +36,7 @@ CHECK_TIMEOUT_S: Final = 120.0
 
 
 @attrs.frozen
-class Plan:
+class StartPlan:
     """What is to be started."""
 
     config: Config
@@ -144,7 +144,7 @@ class Plan:
 
 def plan_cluster(
     sources: Sources, *, workers: int | None = None, frontends: int = 1, prefills: int = 0
-) -> Plan:
+) -> StartPlan:
     """Decide what to start; raises `ConfigError` for what one machine cannot be.
 
     Of the `workers`, `prefills` compute prompts for the others. Without a number it is for the
@@ -177,7 +177,7 @@ def plan_cluster(
             "--disagg moves KV blocks, and the engine echo has none; choose --engine exact, mocker"
             " or llamacpp"
         )
-    plan = Plan(
+    plan = StartPlan(
         config=config,
         sources=sources,
         workers=workers,
@@ -203,7 +203,7 @@ def plan_cluster(
     return plan
 
 
-def _check_ports(plan: Plan) -> None:
+def _check_ports(plan: StartPlan) -> None:
     control, events = plan.config.control_plane, plan.config.event_plane
     for key, port, is_ours in (
         ("control_plane.etcd.port", control.etcd.port, plan.has_etcd),

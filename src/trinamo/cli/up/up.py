@@ -107,7 +107,7 @@ def up(
 
     from ..serve.output import unblock_output
     from ..serve.resources import raise_descriptor_limit
-    from .cluster import Cluster
+    from .cluster import LocalCluster
     from .display import open_display, show_log
     from .plan import check_own_engines, plan_cluster
 
@@ -122,7 +122,7 @@ def up(
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):
         display.say(f"engine {plan.engine}: {plan.engine_reason}")
-        code = trio.run(Cluster(plan, display).run)
+        code = trio.run(LocalCluster(plan, display).run)
         display.busy("")
         if code == 0:
             display.say("The cluster has ended; nothing is left behind.")

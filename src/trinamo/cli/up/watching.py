@@ -23,7 +23,7 @@ from trinamo.transports.assembly.run_file import is_worker_name
 from trinamo.transports.openai.client import fetch
 
 from ..children.shared_port import status_url_of
-from .display import Display, Row
+from .display import Display, ProcessRow
 
 if TYPE_CHECKING:
     from trinamo.transports.servers import EmbeddedServer
@@ -48,7 +48,7 @@ async def watch_cluster(
 
 async def _rows(
     servers: Mapping[str, EmbeddedServer], children: list[Child], rates: Rates
-) -> list[Row]:
+) -> list[ProcessRow]:
     samples: dict[str, dict[str, float]] = {}
 
     async def ask(child: Child) -> None:
@@ -75,7 +75,7 @@ async def _rows(
 
 def _row(
     name: str, pid: int, state: str, note: str, samples: dict[str, float], rates: Rates
-) -> Row:
+) -> ProcessRow:
     now_s = trio.current_time()
     usage = read_usage(pid) if pid else None
     role = "trinamo_worker_" if is_worker_name(name) else "trinamo_"
@@ -89,7 +89,7 @@ def _row(
         # A counter has no sample before it has counted.
         return rates.update(f"{name} {metric}", samples.get(metric, 0.0), now_s)
 
-    return Row(
+    return ProcessRow(
         name=name,
         pid=pid,
         state=state,
@@ -104,14 +104,14 @@ def _row(
 
 
 @attrs.frozen
-class Usage:
+class ProcessUsage:
     """What a process uses: resident memory, and the processor time since it started."""
 
     rss_bytes: int
     cpu_s: float
 
 
-def read_usage(pid: int) -> Usage | None:
+def read_usage(pid: int) -> ProcessUsage | None:
     """The usage of a process; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
@@ -121,7 +121,9 @@ def read_usage(pid: int) -> Usage | None:
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 13 or len(pages) < 2:
         return None
-    return Usage(int(pages[1]) * _PAGE_BYTES, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+    return ProcessUsage(
+        int(pages[1]) * _PAGE_BYTES, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    )
 
 
 def sum_samples(exposition: bytes) -> Mapping[str, float]:

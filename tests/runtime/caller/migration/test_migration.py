@@ -19,7 +19,7 @@ from trinamo.runtime.caller.migration import (
     MigrationPolicy,
     MigrationSeries,
     Progress,
-    Verdict,
+    ReplayVerdict,
     may_migrate,
 )
 from trinamo.runtime.context import Context
@@ -132,33 +132,33 @@ def lost() -> DisconnectedError:
 def test_the_table_of_verdicts_is_this_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Every row is reached by the progress that it is for, and by every error that may migrate."""
     limits = policy(migrations_max=3, tokens_max=100)
-    rows: dict[Verdict, Progress] = {
-        Verdict.FINAL: Progress(policy=limits),
-        Verdict.COMPLETE: Progress(policy=limits, is_finished=True, is_stopped=True),
-        Verdict.STOPPED: Progress(policy=limits, is_stopped=True, is_taken=False),
-        Verdict.SUSPECT: Progress(policy=limits, is_suspect=True, is_taken=False),
-        Verdict.UNTAKEN: Progress(policy=limits, is_taken=False, is_named=True),
-        Verdict.NAMED: Progress(policy=limits, is_named=True),
-        Verdict.OFF: Progress(policy=policy(migrations_max=0), migration_count=9),
-        Verdict.SPENT: Progress(policy=limits, migration_count=3, delivered_count=200),
-        Verdict.LONG: Progress(policy=limits, delivered_count=51, prompt_tokens=50),
-        Verdict.UNABLE: Progress(policy=limits, delivered_count=1, can_resume=False),
-        Verdict.MIGRATE: Progress(policy=limits, delivered_count=50, prompt_tokens=50),
+    rows: dict[ReplayVerdict, Progress] = {
+        ReplayVerdict.FINAL: Progress(policy=limits),
+        ReplayVerdict.COMPLETE: Progress(policy=limits, is_finished=True, is_stopped=True),
+        ReplayVerdict.STOPPED: Progress(policy=limits, is_stopped=True, is_taken=False),
+        ReplayVerdict.SUSPECT: Progress(policy=limits, is_suspect=True, is_taken=False),
+        ReplayVerdict.UNTAKEN: Progress(policy=limits, is_taken=False, is_named=True),
+        ReplayVerdict.NAMED: Progress(policy=limits, is_named=True),
+        ReplayVerdict.OFF: Progress(policy=policy(migrations_max=0), migration_count=9),
+        ReplayVerdict.SPENT: Progress(policy=limits, migration_count=3, delivered_count=200),
+        ReplayVerdict.LONG: Progress(policy=limits, delivered_count=51, prompt_tokens=50),
+        ReplayVerdict.UNABLE: Progress(policy=limits, delivered_count=1, can_resume=False),
+        ReplayVerdict.MIGRATE: Progress(policy=limits, delivered_count=50, prompt_tokens=50),
     }
-    assert list(rows) == list(VERDICTS) == [v for v in VERDICTS if v in Verdict]
-    assert set(VERDICTS) == set(Verdict)
+    assert list(rows) == list(VERDICTS) == [v for v in VERDICTS if v in ReplayVerdict]
+    assert set(VERDICTS) == set(ReplayVerdict)
     elsewhere = [lost(), ConnectError(""), UnavailableError(""), OverloadedError("")]
     elsewhere.append(RemoteProtocolError(""))
     final = [EngineError(""), DeadlineError(""), RequestError(""), KilledError("")]
     for verdict, progress in rows.items():
-        errors = final if verdict is Verdict.FINAL else elsewhere
+        errors = final if verdict is ReplayVerdict.FINAL else elsewhere
         print(f"{verdict.name:<9} {', '.join(e.code for e in errors):<60} {verdict}")
         assert {may_migrate(error, progress) for error in errors} == {verdict}
-    assert may_migrate(lost(), Progress(policy=limits, can_resume=False)) is Verdict.MIGRATE
+    assert may_migrate(lost(), Progress(policy=limits, can_resume=False)) is ReplayVerdict.MIGRATE
     opened = Progress(policy=limits, is_opened=True)
-    assert may_migrate(lost(), opened) is Verdict.UNABLE
+    assert may_migrate(lost(), opened) is ReplayVerdict.UNABLE
     kept = attrs.evolve(opened, keeps_all=True, delivered_count=1, can_resume=False)
-    assert may_migrate(lost(), kept) is Verdict.MIGRATE
+    assert may_migrate(lost(), kept) is ReplayVerdict.MIGRATE
     assert "REPLAYED" in capsys.readouterr().out.upper()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler, TokenSequence
+from trinamo.runtime.engines.loop.scheduler import Scheduler, StepPlan, TokenSequence
 from trinamo.runtime.kv.pool import BlockPool
 
 BLOCK_TOKENS = 4
@@ -33,12 +33,12 @@ def submit(scheduler: Scheduler, *prompts: int) -> list[TokenSequence]:
     return sequences
 
 
-def step(scheduler: Scheduler) -> Plan:
+def step(scheduler: Scheduler) -> StepPlan:
     plan = scheduler.plan()
     for work in plan.work:
         scheduler.advance(work, 1 if work.is_sampled else None)
     return plan
 
 
-def shares(plan: Plan) -> dict[TokenSequence, int]:
+def shares(plan: StepPlan) -> dict[TokenSequence, int]:
     return {work.sequence: work.token_count for work in plan.work}

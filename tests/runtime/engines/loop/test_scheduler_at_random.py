@@ -7,7 +7,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.runtime.engines.loop.scheduling import BLOCK_TOKENS, make_scheduler, make_sequence
-from trinamo.runtime.engines.loop.scheduler import Plan, Scheduler, SequenceState, TokenSequence
+from trinamo.runtime.engines.loop.scheduler import Scheduler, SequenceState, StepPlan, TokenSequence
 from trinamo.runtime.kv.pool import block_count_for
 
 
@@ -16,7 +16,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     scheduler: Scheduler
     sequences: list[TokenSequence]
-    plan: Plan | None
+    plan: StepPlan | None
     has_prefix_cache: bool
 
     @initialize(

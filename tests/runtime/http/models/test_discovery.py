@@ -18,11 +18,11 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.models.discovery import watch_models
 from trinamo.runtime.http.models.models import ModelKind, ModelManager
-from trinamo.runtime.planes import Delivery, RequestPlane, TakeAnswer
+from trinamo.runtime.planes import PostedRequest, RequestPlane, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
-from trinamo.runtime.protocol.streams.request import AckStatus, Answer, Envelope
+from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer
 from trinamo.transports.memory.control import MemoryControlPlane
 
 ENDPOINT = EndpointName("ns", "backend", "generate")
@@ -43,10 +43,10 @@ class Reachable:
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
-    ) -> Delivery | None:
-        async def accept() -> tuple[Answer, bytes]:
+    ) -> PostedRequest | None:
+        async def accept() -> tuple[RequestAnswer, bytes]:
             await trio.lowlevel.checkpoint()
-            return Answer(id=envelope.id, status=AckStatus.ACCEPTED), b""
+            return RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED), b""
 
         return Posted(accept, take)
 

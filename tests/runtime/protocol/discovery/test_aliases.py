@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trinamo.runtime.protocol.discovery.model_cards import (
     AliasTable,
-    Claim,
     ModelTable,
+    NameClaim,
     encode_card,
     model_key,
 )
@@ -22,7 +22,7 @@ def published(made: ModelTable, name: str, worker: str, *aliases: str, created: 
 
 def test_of_two_claims_the_older_model_s_wins_and_the_other_is_told_of_once() -> None:
     table = AliasTable()
-    claims = {"young": Claim(2, ["chat"]), "old": Claim(1, ["chat"])}
+    claims = {"young": NameClaim(2, ["chat"]), "old": NameClaim(1, ["chat"])}
 
     assert table.settle(claims) == ["alias 'chat' of 'young' is refused: it means 'old'"]
     assert table.models == {"chat": "old"}
@@ -31,21 +31,21 @@ def test_of_two_claims_the_older_model_s_wins_and_the_other_is_told_of_once() ->
 
 def test_who_has_an_alias_keeps_it_when_an_older_model_claims_it() -> None:
     table = AliasTable()
-    table.settle({"young": Claim(2, ["chat"])})
+    table.settle({"young": NameClaim(2, ["chat"])})
 
-    assert table.settle({"young": Claim(2, ["chat"]), "old": Claim(1, ["chat"])}) == [
+    assert table.settle({"young": NameClaim(2, ["chat"]), "old": NameClaim(1, ["chat"])}) == [
         "alias 'chat' of 'old' is refused: it means 'young'"
     ]
-    table.settle({"old": Claim(1, ["chat"])})
+    table.settle({"old": NameClaim(1, ["chat"])})
     assert table.models == {"chat": "old"}
 
 
 def test_a_model_s_own_name_is_never_another_one_s_alias() -> None:
     table = AliasTable()
-    table.settle({"a": Claim(1, ["b"])})
+    table.settle({"a": NameClaim(1, ["b"])})
     assert table.models == {"b": "a"}
 
-    told = table.settle({"a": Claim(1, ["b"]), "b": Claim(2, [])})
+    told = table.settle({"a": NameClaim(1, ["b"]), "b": NameClaim(2, [])})
     assert told == ["alias 'b' of 'a' is refused: a model has that name"]
     assert table.models == {}
 

@@ -7,10 +7,10 @@ import pytest
 from trinamo.runtime.protocol.queue.consumer import (
     Ack,
     Backoff,
-    Ending,
     HeldLease,
     JobOutcome,
     Nak,
+    WorkEnd,
     outcome_of,
     verdict_on,
 )
@@ -51,22 +51,22 @@ def test_no_delay_is_longer_than_a_queue_takes() -> None:
     assert Backoff(min_s=DELAY_S_MAX, max_s=DELAY_S_MAX).delay_s(9, 0.99) == DELAY_S_MAX
 
 
-def verdict(ending: Ending, reason: str = "") -> Ack | Nak | None:
+def verdict(ending: WorkEnd, reason: str = "") -> Ack | Nak | None:
     return verdict_on(ending, reason=reason, attempt=2, backoff=Backoff(), chance=0.5)
 
 
 def test_work_that_ended_is_acked_put_back_or_left_alone() -> None:
-    assert verdict(Ending.FINISHED) == Ack()
-    assert verdict(Ending.RAISED, "no") == Nak(2.0, "no")
-    assert verdict(Ending.UNREADABLE, "no") == Nak(2.0, "no")
-    returned = verdict(Ending.STOPPED)
+    assert verdict(WorkEnd.FINISHED) == Ack()
+    assert verdict(WorkEnd.RAISED, "no") == Nak(2.0, "no")
+    assert verdict(WorkEnd.UNREADABLE, "no") == Nak(2.0, "no")
+    returned = verdict(WorkEnd.STOPPED)
     assert isinstance(returned, Nak)
     assert returned.delay_s == 0.0
-    assert verdict(Ending.LEASE_LOST) is None
+    assert verdict(WorkEnd.LEASE_LOST) is None
 
 
 def test_a_reason_is_cut_at_the_queue_s_bound() -> None:
-    cut = verdict(Ending.RAISED, "x" * (REASON_CHARS_MAX + 1))
+    cut = verdict(WorkEnd.RAISED, "x" * (REASON_CHARS_MAX + 1))
     assert isinstance(cut, Nak)
     assert len(cut.reason) == REASON_CHARS_MAX
 
@@ -74,21 +74,21 @@ def test_a_reason_is_cut_at_the_queue_s_bound() -> None:
 @pytest.mark.parametrize(
     ("ending", "settlement", "outcome"),
     [
-        (Ending.FINISHED, Settlement.APPLIED, JobOutcome.DONE),
-        (Ending.FINISHED, Settlement.STALE, JobOutcome.LOST),
-        (Ending.FINISHED, None, JobOutcome.UNSETTLED),
-        (Ending.RAISED, Settlement.APPLIED, JobOutcome.FAILED),
-        (Ending.RAISED, Settlement.DEAD, JobOutcome.DEAD),
-        (Ending.RAISED, Settlement.STALE, JobOutcome.LOST),
-        (Ending.UNREADABLE, Settlement.APPLIED, JobOutcome.UNDECODABLE),
-        (Ending.UNREADABLE, Settlement.DEAD, JobOutcome.DEAD),
-        (Ending.STOPPED, Settlement.APPLIED, JobOutcome.RETURNED),
-        (Ending.STOPPED, Settlement.DEAD, JobOutcome.DEAD),
-        (Ending.STOPPED, None, JobOutcome.UNSETTLED),
-        (Ending.LEASE_LOST, None, JobOutcome.LOST),
+        (WorkEnd.FINISHED, Settlement.APPLIED, JobOutcome.DONE),
+        (WorkEnd.FINISHED, Settlement.STALE, JobOutcome.LOST),
+        (WorkEnd.FINISHED, None, JobOutcome.UNSETTLED),
+        (WorkEnd.RAISED, Settlement.APPLIED, JobOutcome.FAILED),
+        (WorkEnd.RAISED, Settlement.DEAD, JobOutcome.DEAD),
+        (WorkEnd.RAISED, Settlement.STALE, JobOutcome.LOST),
+        (WorkEnd.UNREADABLE, Settlement.APPLIED, JobOutcome.UNDECODABLE),
+        (WorkEnd.UNREADABLE, Settlement.DEAD, JobOutcome.DEAD),
+        (WorkEnd.STOPPED, Settlement.APPLIED, JobOutcome.RETURNED),
+        (WorkEnd.STOPPED, Settlement.DEAD, JobOutcome.DEAD),
+        (WorkEnd.STOPPED, None, JobOutcome.UNSETTLED),
+        (WorkEnd.LEASE_LOST, None, JobOutcome.LOST),
     ],
 )
 def test_an_outcome_is_named_by_the_ending_and_the_broker_s_answer(
-    ending: Ending, settlement: Settlement | None, outcome: JobOutcome
+    ending: WorkEnd, settlement: Settlement | None, outcome: JobOutcome
 ) -> None:
     assert outcome_of(ending, settlement) is outcome

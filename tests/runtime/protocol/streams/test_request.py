@@ -15,10 +15,10 @@ from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     REQUEST_ID_CHARS_MAX,
     AckStatus,
-    Answer,
     Cancel,
     ConnectionInfo,
     Envelope,
+    RequestAnswer,
     RequestKind,
     StreamType,
     decode_answer,
@@ -78,7 +78,7 @@ def test_a_header_that_is_no_envelope_is_malformed(header: bytes) -> None:
 
 @pytest.mark.parametrize("status", list(AckStatus))
 def test_every_ack_and_nack_comes_back_as_itself(status: AckStatus) -> None:
-    ack = Answer(id="r", status=status, message="why")
+    ack = RequestAnswer(id="r", status=status, message="why")
     assert decode_answer(encode_answer(ack)).ack == ack
 
 
@@ -106,9 +106,11 @@ def test_the_text_of_a_failure_is_cut_to_fit_a_header() -> None:
         b"{}",
         b'{"id":"r"}',
         b'{"id":"r","status":"queued"}',
-        encode_answer(Answer(id="r")),
+        encode_answer(RequestAnswer(id="r")),
         encode_answer(
-            Answer(id="r", status=AckStatus.ACCEPTED, error=failure("r", EngineError("")).error)
+            RequestAnswer(
+                id="r", status=AckStatus.ACCEPTED, error=failure("r", EngineError("")).error
+            )
         ),
     ],
 )
@@ -156,14 +158,14 @@ def test_a_nack_is_a_definite_error(
     status: AckStatus, error: type[TrinamoError], message: str
 ) -> None:
     with pytest.raises(error) as caught:
-        raise_for_nack(Answer(id="r", status=status, message=message))
+        raise_for_nack(RequestAnswer(id="r", status=status, message=message))
     assert caught.value.definite
     assert caught.value.message
     assert message in caught.value.message
 
 
 def test_an_ack_raises_nothing() -> None:
-    raise_for_nack(Answer(id="r", status=AckStatus.ACCEPTED))
+    raise_for_nack(RequestAnswer(id="r", status=AckStatus.ACCEPTED))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request import StreamType
 from trinamo.runtime.protocol.streams.response_stream import (
     CallerState,
-    WorkerState,
+    WorkerHalf,
     response_stream,
 )
 
@@ -38,7 +38,7 @@ W, C = Role.WORKER, Role.CALLER
 Step = tuple[Role, Control]
 
 
-def play(ours: Role, *steps: Step) -> tuple[WorkerState, CallerState]:
+def play(ours: Role, *steps: Step) -> tuple[WorkerHalf, CallerState]:
     machine = response_stream(ours)
     for role, event in steps:
         (machine.send if role is ours else machine.receive)(event)
@@ -51,53 +51,53 @@ def play(ours: Role, *steps: Step) -> tuple[WorkerState, CallerState]:
     [
         pytest.param(
             [(W, GREETING), (W, Opened()), (W, ITEM), (W, ITEM), (W, Sentinel()), (C, Closed())],
-            (WorkerState.DONE, CallerState.GONE),
+            (WorkerHalf.DONE, CallerState.GONE),
             id="finishes",
         ),
         pytest.param(
             [(W, GREETING), (W, Declined(OOPS)), (W, Closed())],
-            (WorkerState.DONE, CallerState.LISTENING),
+            (WorkerHalf.DONE, CallerState.LISTENING),
             id="raises before the first item",
         ),
         pytest.param(
             [(W, GREETING), (W, Opened()), (W, ITEM), (W, Failed(OOPS)), (W, Closed())],
-            (WorkerState.DONE, CallerState.LISTENING),
+            (WorkerHalf.DONE, CallerState.LISTENING),
             id="raises later",
         ),
         pytest.param(
             [(W, GREETING), (W, Opened()), (C, Stop()), (W, ITEM), (W, Sentinel())],
-            (WorkerState.DONE, CallerState.STOPPING),
+            (WorkerHalf.DONE, CallerState.STOPPING),
             id="stop drains",
         ),
         pytest.param(
             [(W, GREETING), (W, Opened()), (C, Kill()), (W, ITEM), (W, Sentinel()), (W, Closed())],
-            (WorkerState.DONE, CallerState.KILLED),
+            (WorkerHalf.DONE, CallerState.KILLED),
             id="data crosses a kill",
         ),
         pytest.param(
             [(W, GREETING), (C, Stop()), (C, Kill()), (C, Closed()), (W, Opened())],
-            (WorkerState.DRAINING, CallerState.GONE),
+            (WorkerHalf.DRAINING, CallerState.GONE),
             id="stop then kill",
         ),
         pytest.param(
             [(W, GREETING), (W, Opened()), (W, ITEM), (W, Closed())],
-            (WorkerState.TRUNCATED, CallerState.LISTENING),
+            (WorkerHalf.TRUNCATED, CallerState.LISTENING),
             id="worker dies",
         ),
         pytest.param(
             [(W, GREETING), (W, Opened()), (C, Closed()), (W, ITEM)],
-            (WorkerState.DRAINING, CallerState.GONE),
+            (WorkerHalf.DRAINING, CallerState.GONE),
             id="caller dies",
         ),
         pytest.param(
             [(W, GREETING), (C, Refused("unknown_subject", "")), (W, Opened()), (W, ITEM)],
-            (WorkerState.DRAINING, CallerState.REFUSED),
+            (WorkerHalf.DRAINING, CallerState.REFUSED),
             id="refused",
         ),
     ],
 )
 def test_a_story_of_the_specification_is_legal_seen_from_either_end(
-    ours: Role, steps: list[Step], states: tuple[WorkerState, CallerState]
+    ours: Role, steps: list[Step], states: tuple[WorkerHalf, CallerState]
 ) -> None:
     assert play(ours, *steps) == states
 

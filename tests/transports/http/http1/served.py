@@ -17,7 +17,7 @@ import trio.testing
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
-from trinamo.transports.http.connections import Connection
+from trinamo.transports.http.connections import HttpConnection
 from trinamo.transports.http.driver import HostPolicy, NativeDriver
 from trinamo.transports.http.refusals import Refusals
 
@@ -147,7 +147,7 @@ class Served:
     """One connection."""
 
     socket: MemorySocket
-    connection: Connection
+    connection: HttpConnection
     is_over: bool = False
     phases: list[str] = attrs.field(factory=list)
 

@@ -15,7 +15,7 @@ from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.control import Control, Data, Handshake
 from trinamo.runtime.protocol.streams.link_frames import (
     Credit,
-    Message,
+    LinkMessage,
     Opening,
     encode_event,
     encode_item,
@@ -105,7 +105,7 @@ class RawStream:
             if isinstance(what, list):
                 self._heard.extend(map(Data, what))
             elif not isinstance(what, Credit):
-                assert not isinstance(what, (Opening, Message, RemoteProtocolError)), what
+                assert not isinstance(what, (Opening, LinkMessage, RemoteProtocolError)), what
                 self._heard.append(what)
         return self._heard.popleft()
 

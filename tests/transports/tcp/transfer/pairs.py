@@ -19,7 +19,7 @@ from trinamo.runtime.protocol.transfer.description import (
 from trinamo.runtime.protocol.transfer.stream import (
     PREFIX,
     Hello,
-    Message,
+    TransferMessage,
     decode_message,
     encode_message,
 )
@@ -82,11 +82,11 @@ async def greeted(plane: TransferPlane[TcpMover]) -> trio.SocketStream:
     return stream
 
 
-async def answer_of(stream: trio.SocketStream) -> Message:
+async def answer_of(stream: trio.SocketStream) -> TransferMessage:
     data = await stream.receive_some(4096)
     header_bytes, _ = PREFIX.unpack_from(data)
     return decode_message(data[PREFIX.size : PREFIX.size + header_bytes])
 
 
-def frame(message: Message, data: bytes = b"") -> bytes:
+def frame(message: TransferMessage, data: bytes = b"") -> bytes:
     return encode_message(message, len(data)) + data

@@ -30,7 +30,7 @@ from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
 from trinamo.transports.tcp.transfer.initiator import TcpRemote
-from trinamo.transports.tcp.transfer.link import Link
+from trinamo.transports.tcp.transfer.link import TransferLink
 from trinamo.transports.tcp.transfer.memory import TcpRegion
 from trinamo.transports.tcp.transfer.plane import (
     TransferOptions,
@@ -50,13 +50,13 @@ async def test_many_small_slices_are_sent_while_the_others_are_read(
     direction: Direction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were all put into memory first, without a pause for anybody else."""
-    put, queued = Link._put, [0]
+    put, queued = TransferLink._put, [0]
 
-    def watched(self: Link, frame: bytes) -> None:
+    def watched(self: TransferLink, frame: bytes) -> None:
         put(self, frame)
         queued[0] = max(queued[0], self._queued_bytes)
 
-    monkeypatch.setattr(Link, "_put", watched)
+    monkeypatch.setattr(TransferLink, "_put", watched)
     async with open_pair(TransferOptions(slice_bytes=256)) as pair:
         local = await pair.ours.register(pair.here, block_bytes=256)
         owned = await pair.theirs.register(pair.there, block_bytes=256)
@@ -152,12 +152,12 @@ async def test_a_source_that_changes_while_it_is_sent_is_found(
         source = pair.owned if direction is READ else pair.local
         assert isinstance(source, TcpRegion)
         memory = pair.there if direction is READ else pair.here
-        from trinamo.transports.tcp.transfer.memory import Flow
+        from trinamo.transports.tcp.transfer.memory import BlockFlow
 
-        original = Flow.advance
+        original = BlockFlow.advance
         sent = 0
 
-        def damaging(flow: Flow, count: int) -> None:
+        def damaging(flow: BlockFlow, count: int) -> None:
             nonlocal sent
             if flow.region is source:
                 if sent < 21 * SIZE <= sent + count:
@@ -165,7 +165,7 @@ async def test_a_source_that_changes_while_it_is_sent_is_found(
                 sent += count
             original(flow, count)
 
-        monkeypatch.setattr(Flow, "advance", damaging)
+        monkeypatch.setattr(BlockFlow, "advance", damaging)
         transfer = pair.start(direction, ticket=5, notify=b"never")
         with pytest.raises(CorruptedError):
             await transfer.wait()

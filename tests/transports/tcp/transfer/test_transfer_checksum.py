@@ -16,7 +16,7 @@ from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.transports.tcp.transfer import checksum
 from trinamo.transports.tcp.transfer.checksum import PIECE_BYTES, Checksum, choose, offered
 from trinamo.transports.tcp.transfer.link import _fill
-from trinamo.transports.tcp.transfer.memory import Flow, TcpRegion
+from trinamo.transports.tcp.transfer.memory import BlockFlow, TcpRegion
 
 CRC32 = offered("crc32")["crc32"]
 
@@ -66,11 +66,11 @@ async def test_sums_do_not_depend_on_how_the_bytes_came(block_bytes: int, seed: 
     """Taken as bytes come, in steps of any size, or all at the end: the same, block by block."""
     dice = random.Random(seed)
     source, order = region(block_bytes, 4), [2, 3, 0]
-    at_the_end = Flow(1, source, order, CRC32)
+    at_the_end = BlockFlow(1, source, order, CRC32)
     at_the_end.pending = len(order)
     expected = await at_the_end.sums()
 
-    stepwise = Flow(2, region(block_bytes, 3, seed=9), [1, 0, 2], CRC32)
+    stepwise = BlockFlow(2, region(block_bytes, 3, seed=9), [1, 0, 2], CRC32)
     stepwise.begin(3)
     data = b"".join(source.block(number) for number in order)
     while data:
@@ -87,7 +87,7 @@ async def test_sums_do_not_depend_on_how_the_bytes_came(block_bytes: int, seed: 
 @pytest.mark.parametrize("damaged", range(3))
 async def test_a_block_that_differs_is_named(damaged: int) -> None:
     memory = region(512, 4)
-    flow = Flow(1, memory, [3, 1, 2], CRC32)
+    flow = BlockFlow(1, memory, [3, 1, 2], CRC32)
     flow.advance(flow.begin(3))
     theirs = bytearray(await flow.sums())
     theirs[damaged * 8] ^= 1
@@ -103,7 +103,7 @@ async def test_a_slice_is_not_summed_twice_and_the_next_one_starts_anew() -> Non
         counted.append(memoryview(data).nbytes)  # type: ignore[arg-type]
         return len(counted)
 
-    flow = Flow(1, region(100, 6), [0, 1, 2, 3, 4, 5], Checksum("counting", counting))
+    flow = BlockFlow(1, region(100, 6), [0, 1, 2, 3, 4, 5], Checksum("counting", counting))
     for first in (1, 4):
         flow.begin(3)
         flow.advance(150)

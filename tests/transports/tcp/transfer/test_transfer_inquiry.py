@@ -20,8 +20,8 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
-    Answer,
     Inquiry,
+    InquiryAnswer,
     Ping,
     decode_message,
     encode_message,
@@ -74,20 +74,20 @@ async def reset(stream: trio.SocketStream) -> None:
 
 
 def cut_off() -> bytes:
-    return encode_message(Answer(True, True))[:-1]
+    return encode_message(InquiryAnswer(True, True))[:-1]
 
 
 @pytest.mark.parametrize(
     ("serve", "sign"),
     [
-        (saying(encode_message(Answer(True, True))), InquiryResult.SAYS_SETTLED),
-        (saying(encode_message(Answer(True, False))), InquiryResult.SAYS_MOVING),
-        (saying(encode_message(Answer(False, True))), InquiryResult.REPLACED),
+        (saying(encode_message(InquiryAnswer(True, True))), InquiryResult.SAYS_SETTLED),
+        (saying(encode_message(InquiryAnswer(True, False))), InquiryResult.SAYS_MOVING),
+        (saying(encode_message(InquiryAnswer(False, True))), InquiryResult.REPLACED),
         (saying(encode_message(Ping(1))), InquiryResult.NONSENSE),
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), InquiryResult.NONSENSE),
         (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n", greets=False), InquiryResult.NONSENSE),
         (saying(b"", greets=False), InquiryResult.BROKEN),
-        (saying(encode_message(Answer(True, True), 9)), InquiryResult.NONSENSE),
+        (saying(encode_message(InquiryAnswer(True, True), 9)), InquiryResult.NONSENSE),
         (saying(b""), InquiryResult.BROKEN),
         (saying(cut_off()), InquiryResult.BROKEN),
         (hang_up, InquiryResult.BROKEN),
@@ -156,7 +156,7 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
     [
         encode_message(Inquiry(2, LIFE, 7)),
         encode_message(Inquiry(1, LIFE, 7), 1) + b"x",
-        encode_message(Answer(True, True)),
+        encode_message(InquiryAnswer(True, True)),
     ],
 )
 async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first: bytes) -> None:
@@ -181,7 +181,7 @@ async def test_the_answer_is_one_small_frame() -> None:
             await stream.send_all(encode_message(Inquiry(1, plane.incarnation, 7)))
             said = b"".join([part async for part in stream])
         assert len(said) < 64
-        assert decode_message(said[8:]) == Answer(True, False)
+        assert decode_message(said[8:]) == InquiryAnswer(True, False)
         nursery.cancel_scope.cancel()
 
 

@@ -40,7 +40,6 @@ from trinamo.runtime.protocol.transfer.description import (
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
     PREFIX,
-    Failed,
     Finished,
     Hello,
     Inquiry,
@@ -49,6 +48,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     Read,
     Slice,
     Sums,
+    TransferFailed,
     Welcome,
     Write,
     encode_message,
@@ -61,7 +61,7 @@ from trinamo.transports.tcp.transfer.plane import (
     TransferOptions,
     open_transfer_plane,
 )
-from trinamo.transports.tcp.transfer.target import Refusals
+from trinamo.transports.tcp.transfer.target import RefusalBucket
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ async def test_a_greeted_stranger_cannot_say_that_a_grant_is_complete(ticket: in
         region = pair.owned.description.region
         for number in range(1, 4):
             await stream.send_all(frame(Notify(number, region, ticket, b"all is done")))
-            assert isinstance(await answer_of(stream), Failed)
+            assert isinstance(await answer_of(stream), TransferFailed)
         await stream.aclose()
         assert not heard
         await pair.start(WRITE, ticket=5, notify=b"truly").wait()
@@ -297,7 +297,7 @@ async def test_a_flood_of_refused_requests_leaves_the_others_their_turn() -> Non
 async def test_refusals_wait_for_their_turn_when_there_are_too_many(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    refusals = Refusals()
+    refusals = RefusalBucket()
     waits = [refusals.spend() for _ in range(5000)]
     free = waits.index(next(wait for wait in waits if wait))
     assert free == 2048
