@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ from trinamo.runtime.engines.loop.steps import StepLoop
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
+from trinamo.runtime.sinks import Sink
 
 from .planting import Patch, bug, instead_of
 
@@ -52,10 +54,25 @@ def first_token_lost() -> list[Patch]:
     return [(StepLoop, "adopt", silent)]
 
 
+class _Endless(Sink[Any]):
+    """Hands on all but the end."""
+
+    def __init__(self, sink: Sink[Any]) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        self._sink.on_room(listener)
+
+    def take(self, items: list[Any]) -> bool:
+        return self._sink.take(items)
+
+
 @instead_of(DisaggregatedEngine, "_forward_remote")
 async def answered_twice(remote: Any, *args: Any) -> PrefillReason:
     """An answer from blocks that came passes for one that failed, and is made once more."""
-    return await remote(*args) or PrefillReason.PREFILL_LOST
+    *asked, sink = args
+    return await remote(*asked, _Endless(sink)) or PrefillReason.PREFILL_LOST
 
 
 @instead_of(DisaggregatedEngine, "_forward_remote")

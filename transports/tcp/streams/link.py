@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 from math import inf
-from socket import SHUT_WR
 from typing import Final
 
 import trio
@@ -242,7 +241,7 @@ class Link:
         try:
             with trio.move_on_after(self._options.linger_s):
                 await send_all(wire, data)
-                wire.socket.shutdown(SHUT_WR)
+                wire.socket.shutdown(trio.socket.SHUT_WR)
                 while await wire.receive(self._options.buffer_bytes):
                     pass
         except (OSError, trio.ClosedResourceError):
@@ -255,7 +254,7 @@ class Link:
         while True:
             if mux.is_empty:
                 if self._is_ending and not self.lanes:
-                    self._wire.socket.shutdown(SHUT_WR)
+                    self._wire.socket.shutdown(trio.socket.SHUT_WR)
                     self._scope.deadline = trio.current_time() + self._options.linger_s
                     return
                 await self._writer.sleep()
