@@ -8,11 +8,11 @@ from typing import Any
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.streams import multiplex
 from trinamo.runtime.protocol.streams.control import Control, Kill
 from trinamo.runtime.protocol.streams.multiplex import Demultiplexer, Multiplexer, StreamIds
 from trinamo.transports.http.output import Output
 from trinamo.transports.sockets.wire import send_all
+from trinamo.transports.tcp.streams import linked
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.link import Link
 
@@ -69,7 +69,7 @@ def ids_given_again(_: Any, self: Any) -> Any:
     return self.newest
 
 
-@instead_of(multiplex, "encode_opening")
+@instead_of(linked, "encode_opening")
 def streams_unopened(*_: Any) -> bytes:
     """A worker speaks on a stream of its caller's link that it has not opened, so nothing was accepted."""
     return b""

@@ -26,7 +26,6 @@ from .link_frames import (
     encode_event,
     encode_item,
     encode_message,
-    encode_opening,
     parse_event,
     parse_opening,
 )
@@ -86,7 +85,6 @@ class Multiplexer:
         "_items",
         "_last_number",
         "_message_heads",
-        "_opening_count",
         "_pairs",
         "_parted",
         "message_bytes",
@@ -95,8 +93,6 @@ class Multiplexer:
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
-        self._opening_count = 0
-        """How many of the frames open a stream."""
         self._pairs: list[int] = []
         self._items: list[bytes] = []
         self._batch_bytes = 0
@@ -118,17 +114,6 @@ class Multiplexer:
     def takes_messages(self) -> bool:
         """Whether fewer long messages wait than may be on their way at once."""
         return len(self._message_heads) < _PARTED_MAX
-
-    @property
-    def only_opens(self) -> bool:
-        """Whether all there is to send opens streams, on which nothing is said yet."""
-        opens = 0 < self._opening_count == len(self._frames)
-        return opens and not (self._items or self._parted)
-
-    def add_opening(self, stream: int, opening: Opening) -> None:
-        """What opens a stream, before all that is said on it."""
-        self.add(encode_opening(stream, opening))
-        self._opening_count += 1
 
     def add(self, frame: bytes) -> None:
         """A frame, after all that was added before it."""
@@ -185,7 +170,7 @@ class Multiplexer:
         """
         if self._items:
             self._end_batch()
-        frames, self._frames, self._opening_count = self._frames, [], 0
+        frames, self._frames = self._frames, []
         self.message_bytes = self._parted_message_bytes() if self._message_heads else 0
         finished = self._add_parts(frames) if self._parted else []
         self.queued_bytes = 0

@@ -189,7 +189,8 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
     child = spawn(command, log_path=tmp_path / "log")
     try:
         certificate = tmp_path / "data" / "fixtures" / "client" / "cert.pem"
-        await until(certificate.exists)
+        # What is there may not be whole yet, and whoever reads half of it trusts nobody.
+        await until(lambda: certificate.exists() and b"END CERT" in certificate.read_bytes())
         async with open_etcd(
             f"https://127.0.0.1:{port}",
             EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),

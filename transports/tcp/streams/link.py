@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 from math import inf
-from typing import Final
 
 import trio
 
@@ -42,8 +41,6 @@ from ..sockets import TcpOptions
 from .lane import Driver, LinkLane
 
 _log = logging.getLogger("trinamo.tcp")
-_OPENING_HOLD_S: Final = 0.01
-"""How long what opens a stream waits for what is said on it: less than anybody waits for an ACK."""
 
 
 class Link:
@@ -128,11 +125,6 @@ class Link:
     def has_room(self) -> bool:
         """Whether the bytes that wait for the socket are below their bound."""
         return self._mux.queued_bytes < self._options.queue_bytes_max
-
-    def send_opening(self, stream: int, opening: Opening) -> None:
-        """Open a stream; that may wait a moment for what is said on it."""
-        self._mux.add_opening(stream, opening)
-        self._writer.wake()
 
     def send_item(self, stream: int, item: bytes) -> bool:
         """Send a short item; whether there is room for more."""
@@ -259,11 +251,6 @@ class Link:
                     return
                 await self._writer.sleep()
                 continue
-            if mux.only_opens:
-                # A short answer is there with the next step, and leaves with what opens its stream.
-                with trio.move_on_after(_OPENING_HOLD_S):
-                    while mux.only_opens:
-                        await self._writer.sleep()
             data, finished = mux.take()
             await self._send(data)
             for stream in finished:

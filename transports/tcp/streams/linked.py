@@ -11,7 +11,7 @@ import trio
 from trinamo.runtime.context import Context, State
 from trinamo.runtime.errors import ConnectError, KilledError
 from trinamo.runtime.protocol.streams.control import Closed, Handshake
-from trinamo.runtime.protocol.streams.link_frames import Opening
+from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
 
 from ..sockets import TcpOptions
@@ -103,7 +103,7 @@ class _Linked:
         handshake = Handshake(connection.subject, self.stream_type)
         stream = link.ids.give()
         lane = link.add(stream, connection.window_bytes)
-        link.send_opening(stream, Opening(handshake, self._options.window_bytes))
+        link.send_frame(encode_opening(stream, Opening(handshake, self._options.window_bytes)))
         return lane, handshake
 
 
