@@ -217,7 +217,8 @@ class _Delivery:
     _take: TakeAnswer | None
     _timeout_s: float
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _reason: Reason = Reason.CONSUMER_DROPPED
+    _reason: Reason | None = Reason.CONSUMER_DROPPED
+    """What the worker is told when this ends early; None: nothing."""
 
     def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told so."""
@@ -226,8 +227,10 @@ class _Delivery:
             self._scope.cancel()
 
     def forget(self) -> None:
-        """No answer is wanted any more; the worker is not told."""
-        self._take = None
+        """No answer is wanted any more; the worker is not told, then or when the ACK is late."""
+        if self._take is not None:
+            self._take = self._reason = None
+            self._scope.cancel()
 
     async def run(self, frame: bytes) -> None:
         """Send the request, and wait for its answer."""
@@ -239,7 +242,8 @@ class _Delivery:
             except TrinamoError as error:
                 answer = error
             except trio.Cancelled:
-                await self._tell_cancelled(self._reason)
+                if self._reason is not None:
+                    await self._tell_cancelled(self._reason)
                 raise
             except Exception as error:  # noqa: BLE001 -- one request must not take the others along
                 _log.exception("request %s: cannot be asked", self._envelope.id)

@@ -175,6 +175,19 @@ async def test_a_worker_that_takes_a_request_and_does_not_acknowledge_it_is_lost
     assert not caught.value.definite
 
 
+async def test_an_ack_that_is_lost_ends_no_stream_that_has_begun(pair: Pair) -> None:
+    """Whoever has begun has accepted: nothing of the request waits on, or tells the worker to end it."""
+    address = f"{pair.address}.mute"
+    async with pair.events.subscribe(address) as heard:
+        async with trio.open_nursery() as nursery:
+            plane = NatsRequestPlane(pair.events, nursery, ack_timeout_s=0.05)
+            delivery = plane.post(address, stream("r1"), b"", lambda *_: None)
+            assert b"r1" in (await anext(heard)).payload
+            delivery.forget()
+        await pair.events.publish(address, b"next")
+        assert (await anext(heard)).payload == b"next"
+
+
 async def test_a_request_beyond_the_bound_gets_overloaded(broker: Broker) -> None:
     async with connected(broker, requests_max=2) as pair, trio.open_nursery() as nursery:
         for number in range(2):
