@@ -70,11 +70,17 @@ def question(number: int, **more: Any) -> dict[str, Any]:
 _answers: dict[int, Any] = {}
 
 
-async def undisturbed(cluster: Cluster) -> dict[int, Any]:
-    """What the answers are while nobody dies: the same of every cluster, so the first one is asked."""
+async def undisturbed(directory: Path) -> dict[int, Any]:
+    """What the answers are while nobody dies, of a cluster of its own: in a worker that answered a
+    question before, the blocks of that answer would be cached."""
     if not _answers:
         found: dict[int, Any] = {}
-        async with trio.open_nursery() as nursery:
+        own = directory / "undisturbed"
+        own.mkdir()
+        async with (
+            open_cluster(own, engine="exact", workers=1) as cluster,
+            trio.open_nursery() as nursery,
+        ):
             for number in range(STREAMS):
                 nursery.start_soon(ask, cluster, number, found)
         _answers.update(found)
@@ -94,8 +100,8 @@ async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
     tmp_path: Path,
 ) -> None:
     """I11 across processes: exact counts and the very text, streamed or whole."""
+    answers = await undisturbed(tmp_path)
     async with open_cluster(tmp_path, engine="exact") as cluster:
-        answers = await undisturbed(cluster)
         seen: dict[int, Seen] = {}
         whole: dict[int, Any] = {}
         victim = cluster.workers[0]
@@ -137,8 +143,8 @@ async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
 async def test_all_streams_of_the_only_worker_complete_once_it_is_back(tmp_path: Path) -> None:
     """Exact texts, not one error, and whoever asks while nobody is there waits, and is answered."""
     patient = {"router.wait_s": 60, "http.queue_timeout_s": 60}
+    answers = await undisturbed(tmp_path)
     async with open_cluster(tmp_path, workers=1, engine="exact", settings=patient) as cluster:
-        answers = await undisturbed(cluster)
         seen: dict[int, Seen] = {}
         late: dict[int, Any] = {}
         [victim] = cluster.workers
@@ -172,8 +178,8 @@ async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_
 ) -> None:
     """The drain's deadline is far too short; nobody is cut off, and the worker leaves early."""
     settings = {"shutdown.drain_timeout_s": 0.2, "shutdown.stop_timeout_s": 20}
+    answers = await undisturbed(tmp_path)
     async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
-        answers = await undisturbed(cluster)
         seen: dict[int, Seen] = {}
         leaving = cluster.workers[0]
         with trio.fail_after(120):
@@ -209,8 +215,8 @@ async def test_answers_of_a_killed_decode_worker_go_on_at_another_whose_prefill_
         "disaggregation__mode": mode,
         "disaggregation__prefill_tokens_local_max": 8,
     }
+    answers = await undisturbed(tmp_path)
     async with disaggregated(tmp_path, *roles, **settings) as (cluster, members):
-        answers = await undisturbed(cluster)
         seen: dict[int, Seen] = {}
         victim, other, _ = members
         url = str(other.facts["status_url"])
