@@ -33,15 +33,18 @@ SCHEMA_CHARS_MAX: Final = 1 << 16
 TOOLS_CHARS_MAX: Final = 1 << 18
 """Of the JSON of all tools of a request."""
 LOGIT_BIASES_MAX: Final = 1024
+STOP_TOKENS_MAX: Final = 128
+CHOICES_MAX: Final = 1024
+"""Of the texts that a request lists as its only answers."""
 TENANT_CHARS_MAX: Final = 64
 TOOL_NAMED: Final = "function:"
 """What `GenerateRequest.tool_choice` begins with where the client names the one to call."""
 _UTF8_BYTES_MAX: Final = 4
 _LOGIT_BIAS_BYTES: Final = 14
 _SHAPE_BYTES_MAX: Final = (
-    SCHEMA_CHARS_MAX + TOOLS_CHARS_MAX
+    2 * SCHEMA_CHARS_MAX + TOOLS_CHARS_MAX
 ) * _UTF8_BYTES_MAX + LOGIT_BIASES_MAX * _LOGIT_BIAS_BYTES
-"""What schema, tools and biases of an encoded `GenerateRequest` have at most."""
+"""What form, template arguments, tools and biases of an encoded `GenerateRequest` have at most."""
 _TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 16
 
@@ -49,6 +52,7 @@ _OTHER_FIELDS_BYTES: Final = 1 << 16
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 # What a parameter may be, wherever a request enters. A NaN is none of them.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
@@ -87,7 +91,28 @@ class Feature(enum.StrEnum):
     TOP_K = "top_k"
     MIN_P = "min_p"
     JSON_SCHEMA = "json_schema"
+    GRAMMAR = "grammar"
+    """A regular expression, a list of texts or a grammar that the whole answer is of."""
     TOOLS = "tools"
+    END_TOKENS = "end_tokens"
+    """To say which tokens end an answer, and how many come before any may."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    CHAT_TEMPLATE = "chat_template"
+    """To say how the model's template makes a prompt of a chat."""
+    TOKENIZE = "tokenize"
+    EMBEDDINGS = "embeddings"
+
+
+class Task(enum.StrEnum):
+    """What is asked of an engine."""
+
+    GENERATE = "generate"
+    TOKENIZE = "tokenize"
+    """The prompt's tokens: in the one delta of the answer, `prompt_token_ids`."""
+    DETOKENIZE = "detokenize"
+    """The text of `token_ids`: in the one delta of the answer."""
+    EMBED = "embed"
+    """The prompt's embedding: in the one delta of the answer, `raw`, float32 in little-endian order."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,10 +149,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     that was drawn included; the deltas tell of new tokens alone.
 
     What `features_of` tells needs a feature of the engine. `logprobs` asks for those of each token
-    and of so many alternatives. A penalty looks at the answer so far, the repetition penalty at the
-    prompt too, and biases are added to logits. The answer is JSON by `json_schema`, a schema's own JSON;
-    or it calls `tools`, OpenAI's list as JSON. `tool_choice` is empty (as `auto`), `auto`,
-    `none`, `required`, or `TOOL_NAMED` and a function's name.
+    and of so many alternatives, `prompt_logprobs` for the same of the prompt's tokens, all of which
+    are computed then. A penalty looks at the answer so far, the repetition penalty at the
+    prompt too, and biases are added to logits. The answer is JSON by `json_schema`, a schema's own JSON,
+    or one of `choices`, or of the language of `regex` or of `grammar` (Lark's notation, llguidance's
+    dialect), of which one at most is given; or it calls `tools`, OpenAI's list as JSON. `tool_choice`
+    is empty (as `auto`), `auto`, `none`, `required`, or `TOOL_NAMED` and a function's name.
+
+    An answer ends at the model's end tokens, unless `ignore_eos`, and at `stop_token_ids`, neither
+    of which comes before `min_tokens` tokens; stop strings end it wherever they come. A
+    `max_tokens` of 0 asks for the prompt's log probabilities alone.
 
     For a model that passes requests through, `body` is the client's own JSON and `path` where it
     was sent, such as `/v1/chat/completions`; `passed` is what was read of the body, so that it is
@@ -140,7 +171,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     messages: list[ChatMessage] | None = None
     prompt: str | None = None
     token_ids: list[int] | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Natural | None = None
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     seed: int | None = None
@@ -154,7 +185,21 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: dict[int, Bias] = {}
     logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    ignore_eos: bool = False
+    min_tokens: Natural = 0
+    stop_token_ids: list[TokenId] = []
     json_schema: str = ""
+    regex: str = ""
+    choices: list[str] = []
+    grammar: str = ""
+    chat_template_kwargs: str = ""
+    """JSON of what the chat template is given besides, an object."""
+    continue_final_message: bool = False
+    """The prompt ends with the last turn of the chat, an assistant's, as if it was not complete."""
+    return_token_ids: bool = False
+    """The first delta tells the prompt's tokens (`Delta.prompt_token_ids`)."""
+    task: Task = Task.GENERATE
     tools: str = ""
     tool_choice: str = ""
     parallel_tool_calls: bool = True
@@ -171,6 +216,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     def __post_init__(self) -> None:
         if self.body:
             return
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError(
+                "'max_tokens' must be >= 1 where no log probabilities of the prompt are asked for",
+                param="max_tokens",
+            )
         given = [x for x in (self.messages, self.prompt, self.token_ids) if x is not None]
         if len(given) != 1:
             raise RequestError(
@@ -222,6 +272,16 @@ _ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
     ("top_k", 0, Feature.TOP_K, "top_k"),
     ("min_p", 0, Feature.MIN_P, "min_p"),
     ("json_schema", "", Feature.JSON_SCHEMA, "response_format"),
+    ("regex", "", Feature.GRAMMAR, "structured_outputs"),
+    ("choices", [], Feature.GRAMMAR, "structured_outputs"),
+    ("grammar", "", Feature.GRAMMAR, "structured_outputs"),
+    ("prompt_logprobs", None, Feature.PROMPT_LOGPROBS, "prompt_logprobs"),
+    ("ignore_eos", False, Feature.END_TOKENS, "ignore_eos"),
+    ("min_tokens", 0, Feature.END_TOKENS, "min_tokens"),
+    ("stop_token_ids", [], Feature.END_TOKENS, "stop_token_ids"),
+    ("chat_template_kwargs", "", Feature.CHAT_TEMPLATE, "chat_template_kwargs"),
+    ("continue_final_message", False, Feature.CHAT_TEMPLATE, "continue_final_message"),
+    ("return_token_ids", False, Feature.TOKENIZE, "return_token_ids"),
     ("tools", "", Feature.TOOLS, "tools"),
 )
 """Fields that ask for a feature when they are not as here, and what a client calls them."""
@@ -268,6 +328,9 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     turns: Any = Annotated[list[ChatMessage], count]
     stops: Any = Annotated[list[StopString], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
     biases: Any = Annotated[dict[int, Bias], msgspec.Meta(max_length=LOGIT_BIASES_MAX)]
+    stop_tokens: Any = Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)]
+    choice: Any = Annotated[str, msgspec.Meta(min_length=1, max_length=STOP_CHARS_MAX)]
+    choices: Any = Annotated[list[choice], msgspec.Meta(max_length=CHOICES_MAX)]
     schema: Any = Annotated[str, msgspec.Meta(max_length=SCHEMA_CHARS_MAX)]
     tools: Any = Annotated[str, msgspec.Meta(max_length=TOOLS_CHARS_MAX)]
     bounded: Any = msgspec.defstruct(
@@ -279,7 +342,12 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("delivered_ids", tokens, []),
             ("stop", stops, []),
             ("logit_bias", biases, {}),
+            ("stop_token_ids", stop_tokens, []),
             ("json_schema", schema, ""),
+            ("regex", schema, ""),
+            ("choices", choices, []),
+            ("grammar", schema, ""),
+            ("chat_template_kwargs", schema, ""),
             ("tools", tools, ""),
             ("tenant", Annotated[str, msgspec.Meta(max_length=TENANT_CHARS_MAX)], ""),
         ],
@@ -334,6 +402,23 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     raw: bytes = b""
     cached_tokens: TokenCount = 0
     """Of `prompt_tokens`, those that were not computed for this request."""
+    prompt_token_ids: list[int] = []
+    """The prompt's tokens, on the first delta, where they were asked for."""
+    prompt_logprobs: list[TokenLogprob] = []
+    """Of the prompt's tokens, on the first delta, where they were asked for; of the first of them,
+    which nothing comes before, its logprob is 0 and means nothing."""
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model's requests have where they say nothing; None: as `GenerateRequest` has it."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -362,3 +447,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What else a request may ask for (`Feature`), sorted; everything else is refused by name."""
     passes_through: bool = False
     """Whether its workers take the clients' bodies as they are (`GenerateRequest.body`)."""
+    sampling: SamplingDefaults = SamplingDefaults()
+    """For what a request leaves out; a frontend fills it in."""
