@@ -12,6 +12,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Final, NoReturn
 
@@ -63,7 +64,8 @@ OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
 SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))
 SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
-NIXL = Need("NIXL", _BY_HAND, "nixl_cu12")
+# Built for CUDA 12 or 13; either does.
+NIXL = Need("NIXL", _BY_HAND, "nixl_cu13" if find_spec("nixl_cu13") else "nixl_cu12")
 MOONCAKE = Need("Mooncake", _BY_HAND, "mooncake.engine")
 LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
 LLAMACPP_SERVER = Need("server of llama.cpp", "pip install -e '.[dev]'", "xllamacpp")
