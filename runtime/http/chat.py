@@ -10,9 +10,9 @@ place (`admission/admission.py`), routes (`app.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -20,19 +20,21 @@ from typing_extensions import Buffer
 
 from ..config.http import HttpConfig
 from ..context import Context
+from ..engines.generation import Forward, forward_of
 from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import ChatAnswer, CompletionAnswer, ToolAnswer
+from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer, ToolAnswer
 from ..protocol.openai.generate import GenerateRequest, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
     CompletionRequest,
+    all_choices,
     decode_chat_request,
     decode_completion_request,
 )
@@ -40,6 +42,7 @@ from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
+from .choices import ChoicesSink, answer_choices
 from .exchanges import (
     ClientGoneError,
     Headers,
@@ -120,7 +123,8 @@ class _Post:
 class Parsed:
     """What is kept of a request; its body is not, as nothing here refers to it."""
 
-    generate: GenerateRequest
+    choices: list[GenerateRequest]
+    """One for each choice of the answer, by its index; most have one."""
     engine: Engine
     asked: str
     """The model's name as the client wrote it, which may be an alias: the answer carries it."""
@@ -128,7 +132,11 @@ class Parsed:
     wanted: WaitingRequest
     tokens_max: int
     """Of the answer, as far as it can be told here."""
+    choices_each: int = 1
+    """To one prompt."""
     wants_usage: bool = False
+    is_echoed: bool = False
+    """The answer's text begins with its prompt."""
     is_passed: bool = False
     """The answer is passed on as it comes."""
 
@@ -314,14 +322,20 @@ class Inference:
         context_tokens_max = (card and card.context_tokens_max) or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max)
         check_features(generate, () if card is None else card.features)
+        if tenant:
+            generate = msgspec.structs.replace(generate, tenant=tenant)
+        choices = all_choices(request, generate, context_tokens_max)
+        tokens_max = context_tokens_max if generate.max_tokens is None else generate.max_tokens
         return Parsed(
-            msgspec.structs.replace(generate, tenant=tenant) if tenant else generate,
+            choices,
             engine,
             request.model or model,
             is_streamed=request.is_streamed,
             wanted=self._wanted(model),
-            tokens_max=min(generate.max_tokens or context_tokens_max, context_tokens_max),
+            tokens_max=min(tokens_max, context_tokens_max) * len(choices),
+            choices_each=request.choices_each,
             wants_usage=request.wants_usage,
+            is_echoed=isinstance(request, CompletionRequest) and bool(request.echo),
         )
 
     def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
@@ -331,14 +345,15 @@ class Inference:
         if card is None or not card.passes_through:
             return None
         context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
+        generate = GenerateRequest(
+            model=model,
+            body=bytes(data),
+            path=self._endpoint.path,
+            passed=passed,
+            tenant=tenant,
+        )
         return Parsed(
-            GenerateRequest(
-                model=model,
-                body=bytes(data),
-                path=self._endpoint.path,
-                passed=passed,
-                tenant=tenant,
-            ),
+            [generate],
             engine,
             passed.model or model,
             is_streamed=bool(passed.stream) and self._endpoint.kind is not ModelKind.EMBEDDINGS,
@@ -357,7 +372,7 @@ class Inference:
         The answer's head says who has answered. Raises `RequestError` if the client names a worker
         and there is none to choose.
         """
-        generate, engine, exchange = parsed.generate, parsed.engine, post.exchange
+        generate, engine, exchange = parsed.choices[0], parsed.engine, post.exchange
         admission, metrics = self._admission, self._manager.metrics
         name = find_header(exchange.headers, WORKER_HEADER)
         worker = None if name is None else name.decode("latin-1")
@@ -393,8 +408,18 @@ class Inference:
                 parsed.tokens_max,
                 may_wait=admission.queue.length_max > 0,
             )
+            forward: Forward
+            if isinstance(engine, RoutedEngine):
+                forward = partial(engine.forward, worker=worker, took=took)
+            else:
+                forward = forward_of(engine)
             sink = self._sink(parsed, delivery)
-            await delivery.run(sink, engine, generate, worker, took)
+            answer: Callable[[], Awaitable[None]]
+            if isinstance(sink, ChoicesSink):
+                answer = partial(answer_choices, parsed.choices, delivery, sink, forward, admission)
+            else:
+                answer = partial(forward, generate, context, sink)
+            await delivery.run(sink, answer)
         if record.first_token_at is not None:
             post.leg.mark("first_token", record.first_token_at)
         post.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
@@ -407,13 +432,30 @@ class Inference:
                 return PassedBody(to)
             ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
             return PassedEvents(to, ends_with_done=ends_with_done)
-        answer = ToolAnswer if parsed.generate.calls_tools else self._endpoint.answer
-        assert answer is not None, "no model of ours has this kind"
-        make_form = partial(
-            answer,
-            to.context.id,
-            parsed.asked,
-            int(self._manager.env.clock.wall()),
-            wants_usage=parsed.wants_usage,
-        )
-        return (EventSink if parsed.is_streamed else BodySink)(to, make_form)
+        generate = parsed.choices[0]
+        form = ToolAnswer if generate.calls_tools else self._endpoint.answer
+        assert form is not None, "no model of ours has this kind"
+        made_at = int(self._manager.env.clock.wall())
+
+        def make_form(index: int) -> AnswerFormat:
+            more: dict[str, Any] = {}
+            if index:
+                more["index"] = index
+            if generate.return_token_ids:
+                more["tells_ids"] = True
+            if parsed.is_echoed:
+                more["echo"] = parsed.choices[index].prompt or ""
+                more["tells_logprobs"] = generate.logprobs is not None
+            return form(
+                to.context.id, parsed.asked, made_at, wants_usage=parsed.wants_usage, **more
+            )
+
+        if len(parsed.choices) > 1:
+            return ChoicesSink(
+                to,
+                make_form,
+                len(parsed.choices),
+                choices_each=parsed.choices_each,
+                is_streamed=parsed.is_streamed,
+            )
+        return (EventSink if parsed.is_streamed else BodySink)(to, partial(make_form, 0))

@@ -32,7 +32,8 @@ JSON_TYPE: Final = b"application/json"
 TIMEOUT_HEADER: Final = b"x-trinamo-timeout"
 _TIMEOUT_MAX_S: Final = 86_400.0
 _ID_HEADER: Final = b"x-request-id"
-_SUFFIX_CHARS: Final = 17
+_SUFFIX_CHARS: Final = 21
+"""A dash, sixteen digits, and the number of a choice (`choices.py`)."""
 _OF_ONE_HOP: Final = frozenset(
     (b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"date")
 )

@@ -12,7 +12,7 @@ client has not taken yet (the exchange).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,6 @@ import trio
 
 from ..config.http import HttpConfig
 from ..context import Context, Reason
-from ..engines.generation import forward_of
 from ..errors import (
     DeadlineError,
     EngineError,
@@ -33,12 +32,11 @@ from ..errors import (
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.openai.answers import DONE, AnswerFormat, PromptTokensDetails, Usage
-from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.generate import Delta
 from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
 from .metrics import SENT_BACK, RequestRecord
-from .models.models import Engine, RoutedEngine
 from .status import ErrorAnswer, answer_error
 
 _OVERSHOOT_TOKENS: Final = 4096
@@ -46,11 +44,25 @@ _OVERSHOOT_TOKENS: Final = 4096
 DELTA_BYTES: Final = 64
 """What a delta takes beside its text, and a log probability beside its token."""
 _LOGPROB_BYTES: Final = 128
+_ID_BYTES: Final = 8
 EVENT_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def check_complete(*, is_complete: bool) -> None:
+    """An answer that was cut short must not look whole."""
+    if not is_complete:
+        raise EngineError("the engine ended its answer without a finish reason")
+
+
+def kept_bytes(delta: Delta) -> int:
+    """What a delta takes until its answer is whole."""
+    told = sum(1 + len(each.top) for each in (*delta.logprobs, *delta.prompt_logprobs))
+    ids = len(delta.prompt_token_ids)
+    return DELTA_BYTES + len(delta.text) + _LOGPROB_BYTES * told + _ID_BYTES * ids
 
 
 class AnswerSink(Sink[Delta], ABC):
@@ -109,11 +121,6 @@ class AnswerSink(Sink[Delta], ABC):
         if delta.finish_reason is not None:
             self._is_complete = True
 
-    def _check_complete(self) -> None:
-        """An answer that was cut short must not look whole."""
-        if not self._is_complete:
-            raise EngineError("the engine ended its answer without a finish reason")
-
     @property
     def _usage(self) -> Usage:
         record = self._record
@@ -150,7 +157,7 @@ class EventSink(AnswerSink):
         return self._write(data)
 
     def finish(self) -> None:
-        self._check_complete()
+        check_complete(is_complete=self._is_complete)
         self._start()
         # Where it fails instead, what waited is not sent: it says that the answer is whole.
         self._exchange.finish(self._last + self._form.usage_event(self._usage) + DONE)
@@ -173,11 +180,7 @@ class BodySink(AnswerSink):
         tokens = size = 0
         for delta in items:
             tokens += len(delta.token_ids)
-            size += (
-                DELTA_BYTES
-                + len(delta.text)
-                + _LOGPROB_BYTES * sum(1 + len(each.top) for each in delta.logprobs)
-            )
+            size += kept_bytes(delta)
             self._count(delta)
             self._form.add_text(delta)
         self._bound(tokens + len(items), size)
@@ -185,7 +188,7 @@ class BodySink(AnswerSink):
         return True
 
     def finish(self) -> None:
-        self._check_complete()
+        check_complete(is_complete=self._is_complete)
         self._exchange.respond(200, self._form.to_body(self._usage), self._to.headers)
 
 
@@ -217,19 +220,11 @@ class AnswerDelivery:
         """Tokens and deltas together: each token may come by itself, and the last ones in one."""
         return 2 * self.tokens_max + _OVERSHOOT_TOKENS
 
-    async def run(
-        self,
-        sink: AnswerSink,
-        engine: Engine,
-        request: GenerateRequest,
-        worker: str | None = None,
-        took: Callable[[str, int | None], None] | None = None,
-    ) -> None:
-        """Await what `engine` hands to `sink`, which was made for this, then the last byte; used once.
+    async def run(self, sink: AnswerSink, answer: Callable[[], Awaitable[None]]) -> None:
+        """Await `answer`, which hands all of it to `sink`, then the last byte; used once.
 
-        `worker` and `took` are for a `RoutedEngine`. Does not raise: what goes wrong is told to the
-        client, as far as it is there, and becomes the outcome. With the outcome `SENT_BACK` nothing
-        was told. Cancelled from outside, `forward` has unwound before this leaves.
+        Does not raise: what goes wrong is told to the client, as far as it is there, and becomes the outcome. With the outcome `SENT_BACK` nothing
+        was told. Cancelled from outside, `answer` has unwound before this leaves.
         """
         exchange, scope = self.exchange, self.context.scope
         exchange.on_gone(partial(self._client_left, sink))
@@ -237,16 +232,13 @@ class AnswerDelivery:
         caught: Exception | None = None
         try:
             with scope:
-                if isinstance(engine, RoutedEngine):
-                    await engine.forward(request, self.context, sink, worker, took)
-                else:
-                    await forward_of(engine)(request, self.context, sink)
+                await answer()
             if not (scope.cancelled_caught or self.context.cut_by or exchange.is_gone):
                 sink.finish()
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
             error = caught = raised
         if self.context.cut_by or (error is None and scope.cancelled_caught):
-            error = self._why_cut()
+            error = self.why_cut(self.context)
         self._is_made = True
         is_touched = self.context.is_stopped or exchange.is_gone
         if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
@@ -280,15 +272,15 @@ class AnswerDelivery:
         else:
             self.context.kill(Reason.CLIENT_DISCONNECT)
 
-    def _why_cut(self) -> KilledError | DeadlineError:
-        """Say who ended the request: a shutdown, a kill, or its deadline, which is one."""
-        reason = self.context.cut_by
+    def why_cut(self, context: Context) -> KilledError | DeadlineError:
+        """Say who ended the request, or that for a choice: a shutdown, a kill, or its deadline, which is one."""
+        reason = context.cut_by
         if reason is None:
-            if not (self.context.is_killed or self.exchange.is_gone):
+            if not (context.is_killed or self.exchange.is_gone):
                 self.context.kill(Reason.DEADLINE)
                 return DeadlineError("the answer was not complete in the time that it had")
             self.context.kill(Reason.CLIENT_DISCONNECT)
-            reason = self.context.kill_reason or Reason.CONSUMER_DROPPED
+            reason = context.kill_reason or Reason.CONSUMER_DROPPED
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
 
     def _settle(self, error: Exception | None) -> None:
@@ -340,7 +332,7 @@ class PassedBody(AnswerSink):
         self._record.token(delta.output_tokens)
 
     def finish(self) -> None:
-        self._check_complete()
+        check_complete(is_complete=self._is_complete)
         if self._status >= 400:
             raise RequestError(f"{_REFUSAL} with {self._status}")
         self._exchange.respond(200, b"".join(self._pieces), self._to.headers)
@@ -375,5 +367,5 @@ class PassedEvents(PassedBody):
             super().finish()
         if not self._is_started:
             raise EngineError("the upstream ended its answer without an event")
-        self._check_complete()
+        check_complete(is_complete=self._is_complete)
         self._exchange.finish(self._end)

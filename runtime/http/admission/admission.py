@@ -381,7 +381,7 @@ class Admission:
         )
         self._here: dict[str, int] = {}
         """How many requests of each party have arrived and are not over; none is zero."""
-        self._reading = self._number = 0
+        self._reading = self._number = self._more = 0
         self._root = Context("http")
         self._idle: trio.Event | None = None
         self.is_leaving = False
@@ -390,8 +390,8 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """How many requests are admitted and not over; zero at quiescence."""
-        return self._root.child_count
+        """How many requests are admitted and not over, those for further choices of one included."""
+        return self._root.child_count + self._more
 
     @contextmanager
     def arriving(self, request_id: str, party: str) -> Iterator[Ticket]:
@@ -491,6 +491,22 @@ class Admission:
             self.queue.settle()
         if self._idle is not None and not self.in_flight:
             self._idle.set()
+
+    def take_place(self) -> bool:
+        """Whether a request that is in flight has one more place, for `give_place`.
+
+        Not while anybody waits for one.
+        """
+        if self.is_draining or self.queue.length or not self.has_room:
+            return False
+        self._more += 1
+        return True
+
+    def give_place(self) -> None:
+        """Give back what `take_place` took: who waits for it gets it."""
+        self._more -= 1
+        if self.queue.length:
+            self.queue.settle()
 
     @property
     def has_room(self) -> bool:

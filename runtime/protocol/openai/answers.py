@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol, Self
 
 import msgspec
 
@@ -48,8 +48,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """The same for `/v1/completions`: one item a token in each list."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None for the first token of an echoed prompt, which nothing comes before."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     """Where the token's text begins in that of the answer, in characters."""
 
@@ -103,6 +104,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatReply
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """Of the answer, for requests with `return_token_ids`."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +117,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,6 +131,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatDelta
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +147,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """In the first event of a choice, for requests with `return_token_ids`."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -149,6 +156,9 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str | None = None
     logprobs: CompletionLogprobs | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`; of a stream in the first event of a choice."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,16 +277,23 @@ class TextOffsets:
 
 
 def make_completion_logprobs(
-    tokens: Sequence[TokenLogprob], offsets: TextOffsets
+    tokens: Sequence[TokenLogprob], offsets: TextOffsets, *, begins_prompt: bool = False
 ) -> CompletionLogprobs:
-    """What a completion says of `tokens`. Each is among its alternatives, however unlikely."""
+    """What a completion says of `tokens`. Each is among its alternatives, however unlikely.
+
+    `begins_prompt`: of the first of them nothing is said, since nothing comes before it.
+    """
+    told: list[float | None] = [each.logprob for each in tokens]
+    top: list[dict[str, float] | None] = [
+        {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
+        for each in tokens
+    ]
+    if begins_prompt:
+        told[0] = top[0] = None
     return CompletionLogprobs(
         [_text(each.token) for each in tokens],
-        [each.logprob for each in tokens],
-        [
-            {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
-            for each in tokens
-        ],
+        told,
+        top,
         [offsets.push(each.token) for each in tokens],
     )
 
@@ -286,6 +303,29 @@ def _text(token: bytes) -> str:
 
 
 # --- from deltas to answers ------------------------------------------------------------------
+
+
+_IdLists = tuple[list[int] | msgspec.UnsetType, list[int] | msgspec.UnsetType]
+_NO_IDS: Final[_IdLists] = (msgspec.UNSET, msgspec.UNSET)
+
+
+class _TokenIds:
+    """The tokens of one choice, and of its prompt, for a client that wants them."""
+
+    def __init__(self) -> None:
+        self.answer: list[int] = []
+        self.prompt: list[int] = []
+
+    def keep(self, delta: Delta) -> None:
+        """Keep those of `delta`; the prompt's once, however often they are said."""
+        self.answer += delta.token_ids
+        self.prompt = self.prompt or delta.prompt_token_ids
+
+    def tell(self, delta: Delta) -> _IdLists:
+        """Those of `delta`, and of the prompt where it is the first that has them."""
+        is_first = not self.prompt and bool(delta.prompt_token_ids)
+        self.prompt = self.prompt or delta.prompt_token_ids
+        return delta.token_ids, (self.prompt if is_first else msgspec.UNSET)
 
 
 class AnswerFormat(Protocol):
@@ -303,20 +343,30 @@ class AnswerFormat(Protocol):
         """Take a delta for the whole answer."""
         ...
 
-    def to_body(self, usage: Usage) -> bytes:
-        """The whole answer as JSON."""
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:
+        """The whole answer as JSON: this choice, and `others` behind it."""
         ...
 
 
 class ChatAnswer:
-    """One answer of `/v1/chat/completions`.
+    """One choice of an answer of `/v1/chat/completions`.
 
     `created` is in Unix seconds. The role travels in the first chunk, with the first text.
     """
 
-    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        created: int,
+        *,
+        wants_usage: bool,
+        index: int = 0,
+        tells_ids: bool = False,
+    ) -> None:
         self._id, self._model, self._created = f"chatcmpl-{answer_id}", model, created
-        self._wants_usage = wants_usage
+        self._wants_usage, self._index = wants_usage, index
+        self._ids = _TokenIds() if tells_ids else None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: str | None = None
@@ -324,7 +374,7 @@ class ChatAnswer:
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        is_text = delta.finish_reason is None and not delta.logprobs
+        is_text = delta.finish_reason is None and not delta.logprobs and self._ids is None
         if self._template is not None and is_text:
             return self._template.render(delta.text) if delta.text else b""
         if not self._is_begun:
@@ -353,20 +403,31 @@ class ChatAnswer:
     def add_text(self, delta: Delta) -> None:
         self._texts.append(delta.text)
         self._logprobs += delta.logprobs
+        if self._ids is not None:
+            self._ids.keep(delta)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
-    def to_body(self, usage: Usage) -> bytes:
-        reply = self._reply("".join(self._texts))
-        logprobs = make_chat_logprobs(self._logprobs) if self._logprobs else None
+    def to_body(self, usage: Usage, others: Sequence[ChatAnswer] = ()) -> bytes:
         return _encode(
             ChatCompletion(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=[ChatChoice(0, reply, self._finish_reason, logprobs)],
+                choices=[each.choice() for each in (self, *others)],
                 usage=usage,
+                prompt_token_ids=msgspec.UNSET if self._ids is None else self._ids.prompt,
             )
+        )
+
+    def choice(self) -> ChatChoice:
+        """What the whole answer has of this choice."""
+        return ChatChoice(
+            self._index,
+            self._reply("".join(self._texts)),
+            self._finish_reason,
+            make_chat_logprobs(self._logprobs) if self._logprobs else None,
+            msgspec.UNSET if self._ids is None else self._ids.answer,
         )
 
     def _reply(self, text: str) -> ChatReply:
@@ -377,38 +438,68 @@ class ChatAnswer:
         delta: ChatDelta,
         finish_reason: str | None = None,
         logprobs: ChatLogprobs | None = None,
+        token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
+        prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
     ) -> ChatChunk:
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[ChatChunkChoice(0, delta, finish_reason, logprobs)],
+            choices=[ChatChunkChoice(self._index, delta, finish_reason, logprobs, token_ids)],
             usage=None if self._wants_usage else msgspec.UNSET,
+            prompt_token_ids=prompt_token_ids,
         )
 
     def _event(self, said: ChatDelta, delta: Delta) -> bytes:
         logprobs = make_chat_logprobs(delta.logprobs) if delta.logprobs else None
-        return encode_data(_encode(self._chunk(said, delta.finish_reason, logprobs)))
+        told = _NO_IDS if self._ids is None else self._ids.tell(delta)
+        return encode_data(_encode(self._chunk(said, delta.finish_reason, logprobs, *told)))
 
 
 class CompletionAnswer:
-    """One answer of `/v1/completions`; `created` is in Unix seconds."""
+    """One choice of an answer of `/v1/completions`; `created` is in Unix seconds.
 
-    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
+    With `echo`, its text begins with the prompt: with `echo` itself, or as its tokens say where that
+    is empty; so do its log probabilities, if `tells_logprobs`.
+    """
+
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        created: int,
+        *,
+        wants_usage: bool,
+        index: int = 0,
+        tells_ids: bool = False,
+        echo: str | None = None,
+        tells_logprobs: bool = True,
+    ) -> None:
         self._id, self._model, self._created = f"cmpl-{answer_id}", model, created
-        self._wants_usage = wants_usage
+        self._wants_usage, self._index = wants_usage, index
+        self._ids = _TokenIds() if tells_ids else None
+        self._echo, self._tells_logprobs = echo, tells_logprobs
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._begins_prompt = False
+        """Whether the first of them is the first of the prompt."""
         self._offsets = TextOffsets()
         self._finish_reason: str | None = None
         self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
-        if delta.finish_reason is not None or delta.logprobs:
-            logprobs = (
-                make_completion_logprobs(delta.logprobs, self._offsets) if delta.logprobs else None
-            )
-            return encode_data(_encode(self._chunk(delta.text, delta.finish_reason, logprobs)))
+        begins = False
+        if self._echo is not None:
+            delta, begins = self._behind_prompt(delta, self._echo)
+        if delta.finish_reason is not None or delta.logprobs or self._ids is not None:
+            logprobs = None
+            if delta.logprobs:
+                logprobs = make_completion_logprobs(
+                    delta.logprobs, self._offsets, begins_prompt=begins
+                )
+            told = _NO_IDS if self._ids is None else self._ids.tell(delta)
+            chunk = self._chunk(delta.text, delta.finish_reason, logprobs, *told)
+            return encode_data(_encode(chunk))
         if not delta.text:
             return b""
         if self._template is None:
@@ -421,26 +512,54 @@ class CompletionAnswer:
         return encode_data(_encode(self._completion([], usage)))
 
     def add_text(self, delta: Delta) -> None:
+        if self._echo is not None:
+            delta, self._begins_prompt = self._behind_prompt(delta, self._echo)
         self._texts.append(delta.text)
         self._logprobs += delta.logprobs
+        if self._ids is not None:
+            self._ids.keep(delta)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
-    def to_body(self, usage: Usage) -> bytes:
-        logprobs = (
-            make_completion_logprobs(self._logprobs, self._offsets) if self._logprobs else None
+    def to_body(self, usage: Usage, others: Sequence[CompletionAnswer] = ()) -> bytes:
+        return _encode(self._completion([each.choice() for each in (self, *others)], usage))
+
+    def _behind_prompt(self, delta: Delta, text: str) -> tuple[Delta, bool]:
+        """The first delta behind the prompt, and whether log probabilities of that stand before its own."""
+        self._echo = None
+        prompt = delta.prompt_logprobs
+        text = text or b"".join(each.token for each in prompt).decode("utf-8", "replace")
+        before = prompt if self._tells_logprobs else []
+        behind = msgspec.structs.replace(
+            delta, text=text + delta.text, logprobs=[*before, *delta.logprobs]
         )
-        choice = CompletionChoice(0, "".join(self._texts), self._finish_reason, logprobs)
-        return _encode(self._completion([choice], usage))
+        return behind, bool(before)
+
+    def choice(self) -> CompletionChoice:
+        """What the whole answer has of this choice."""
+        logprobs = None
+        if self._logprobs:
+            logprobs = make_completion_logprobs(
+                self._logprobs, self._offsets, begins_prompt=self._begins_prompt
+            )
+        ids = self._ids
+        told = _NO_IDS if ids is None else (ids.answer, ids.prompt)
+        text = "".join(self._texts)
+        return CompletionChoice(self._index, text, self._finish_reason, logprobs, *told)
 
     def _chunk(
         self,
         text: str,
         finish_reason: str | None = None,
         logprobs: CompletionLogprobs | None = None,
+        token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
+        prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
     ) -> Completion:
         usage = None if self._wants_usage else msgspec.UNSET
-        return self._completion([CompletionChoice(0, text, finish_reason, logprobs)], usage)
+        choice = CompletionChoice(
+            self._index, text, finish_reason, logprobs, token_ids, prompt_token_ids
+        )
+        return self._completion([choice], usage)
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
@@ -451,11 +570,22 @@ class CompletionAnswer:
 
 
 class ToolAnswer(ChatAnswer):
-    """One answer of `/v1/chat/completions` to a request with tools."""
+    """One choice of an answer of `/v1/chat/completions` to a request with tools."""
 
-    def __init__(self, answer_id: str, model: str, created: int, *, wants_usage: bool) -> None:
-        super().__init__(answer_id, model, created, wants_usage=wants_usage)
-        self._call_prefix = f"call_{answer_id}"
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        created: int,
+        *,
+        wants_usage: bool,
+        index: int = 0,
+        tells_ids: bool = False,
+    ) -> None:
+        super().__init__(
+            answer_id, model, created, wants_usage=wants_usage, index=index, tells_ids=tells_ids
+        )
+        self._call_prefix = f"call_{answer_id}_{index}" if index else f"call_{answer_id}"
         self._parser = ToolCallParser()
         self._called: list[tuple[str, list[str]]] = []
 
@@ -466,7 +596,7 @@ class ToolAnswer(ChatAnswer):
             else self._call_event(piece)
             for piece in self._pieces(delta)
         ]
-        if delta.logprobs or delta.finish_reason is not None:
+        if delta.logprobs or delta.finish_reason is not None or self._ids is not None:
             events.append(super().add_event(self._rest(delta)))
         return b"".join(events)
 

@@ -27,6 +27,7 @@ from .generate import (
     ChatMessage,
     GenerateRequest,
     MinP,
+    Natural,
     Penalty,
     Positive,
     RepetitionPenalty,
@@ -54,6 +55,8 @@ CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
 STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00") + 64)
 """As long as JSON of allowed stop strings can be."""
+CHOICES_MAX: Final = 128
+"""Of one answer, to all of its prompts; OpenAI's own bound."""
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
 
@@ -90,6 +93,11 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_streamed(self) -> bool:
         return bool(self.stream)
+
+    @property
+    def choices_each(self) -> int:
+        """How many answers are wanted to each prompt."""
+        return 1 if self.n is None else self.n
 
     @property
     def wants_usage(self) -> bool:
@@ -145,6 +153,7 @@ class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Raw
+    max_tokens: Natural | None = None
     suffix: Raw = ABSENT
     echo: bool | None = None
     best_of: Int64 | None = None
@@ -157,20 +166,95 @@ class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
     def to_generate(
         self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
     ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+        """What the engine of `model` is asked; raises `RequestError` naming the parameter.
+
+        Of several prompts the first; the others, `all_prompts` has.
+        """
         _refuse_shared(self)
         refuse(self.suffix, "suffix")
-        refuse(self.echo, "echo")
-        refuse(self.best_of, "best_of", harmless=(1,))
-        prompt, token_ids = _prompt(self.prompt, context_tokens_max)
+        refuse(self.best_of, "best_of", harmless=(1, self.choices_each))
+        prompt, token_ids = self.all_prompts(context_tokens_max)[0]
+        tokens_max = COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
+        logprobs = completion_logprobs(self.logprobs)
+        told = None
+        if self.echo and (logprobs is not None or token_ids is not None or not tokens_max):
+            # The text of token ids only the engine knows.
+            told = logprobs or 0
+        elif not tokens_max:
+            raise RequestError(
+                "'max_tokens' is 0, which leaves no answer but that of 'echo'", param="max_tokens"
+            )
         return GenerateRequest(
             model=model,
             prompt=prompt,
             token_ids=token_ids,
-            max_tokens=self.max_tokens or COMPLETION_TOKENS_DEFAULT,
-            logprobs=completion_logprobs(self.logprobs),
+            max_tokens=tokens_max,
+            logprobs=logprobs,
+            prompt_logprobs=told,
             **_sampling(self),
         )
+
+    @property
+    def is_list(self) -> bool:
+        """Whether prompts stand in a list, be it of one."""
+        return _list_starts(self.prompt) in ('["', "[[")
+
+    def all_prompts(self, context_tokens_max: int) -> list[tuple[str | None, list[int] | None]]:
+        """Each as text or as token ids; raises `RequestError` if there are more than `CHOICES_MAX`."""
+        raws = [self.prompt]
+        if self.is_list:
+            try:
+                # Without a look at any that is too many.
+                listed = _prompts_decoder.decode(self.prompt)
+            except msgspec.ValidationError:
+                raise RequestError(
+                    f"'prompt' holds more than {CHOICES_MAX} prompts; send several requests",
+                    param="prompt",
+                ) from None
+            raws = [each for each in msgspec.structs.astuple(listed) if each is not ABSENT]
+        return [_prompt(each, context_tokens_max) for each in raws]
+
+
+def all_choices(
+    request: ChatCompletionRequest | CompletionRequest,
+    first: GenerateRequest,
+    context_tokens_max: int = CONTEXT_TOKENS_MAX,
+) -> list[GenerateRequest]:
+    """A request for each choice of the answer, by its index, of which `first` is what `to_generate` said.
+
+    Those of one prompt stand together; a seed is that of the first, and one more for each. Raises
+    `RequestError` if they are more than `CHOICES_MAX`.
+    """
+    prompts: list[tuple[str | None, list[int] | None]] = []
+    if isinstance(request, CompletionRequest) and request.is_list:
+        prompts = request.all_prompts(context_tokens_max)
+    each = request.choices_each
+    if each == 1 and not prompts:
+        return [first]
+    if each * len(prompts) > CHOICES_MAX:
+        raise RequestError(
+            f"'n' is {each}, for each of {len(prompts)} prompts; an answer has at most {CHOICES_MAX} choices",
+            param="n",
+        )
+    asked = [
+        first
+        if text is None and ids is None
+        else msgspec.structs.replace(first, prompt=text, token_ids=ids)
+        for text, ids in prompts or [(None, None)]
+    ]
+    seed = first.seed
+    return [
+        one
+        if number == 0 or seed is None
+        else msgspec.structs.replace(one, seed=_next_seed(seed, number))
+        for one in asked
+        for number in range(each)
+    ]
+
+
+def _next_seed(seed: int, number: int) -> int:
+    """So many behind `seed`, of those that JSON's 64 bits hold."""
+    return (seed + number + 2**63) % 2**64 - 2**63
 
 
 def _sampling(request: _SharedRequest) -> dict[str, Any]:
@@ -213,15 +297,6 @@ def _stop_strings(raw: Raw) -> list[str]:
 def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | None]:
     """The prompt as text or as token ids: exactly one of the two is not None."""
     kinds = _list_starts(raw)
-    if kinds in ('["', "[["):
-        try:
-            # Without a look at any second.
-            (raw,) = _single_decoder.decode(raw)
-        except msgspec.ValidationError:
-            raise RequestError(
-                "'prompt' holds several prompts; send one request for each", param="prompt"
-            ) from None
-        kinds = _list_starts(raw)
     if kinds == '"':
         prompt = decode_part(_text_decoder, raw, "prompt")
         check_chars(len(prompt), context_tokens_max, "prompt")
@@ -240,7 +315,7 @@ def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | 
         return None, _tokens_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
-            f"'prompt' must be a string, one string in a list, or a list of token ids: {error}",
+            f"'prompt' must be a string, a list of token ids, or a list of these: {error}",
             param="prompt",
         ) from None
 
@@ -252,10 +327,9 @@ def _list_starts(raw: Raw) -> str:
 
 
 def _refuse_shared(request: _SharedRequest) -> None:
-    if request.n not in (None, 1):
+    if not 1 <= request.choices_each <= CHOICES_MAX:
         raise RequestError(
-            f"n = {request.n} is not supported: an answer has exactly one choice, so n must be 1",
-            param="n",
+            f"'n' is {request.n}; an answer has 1 to {CHOICES_MAX} choices", param="n"
         )
     if request.stream_options is not None and not request.stream:
         raise RequestError(
@@ -269,7 +343,14 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])
-_single_decoder = msgspec.json.Decoder(tuple[Raw])
+_Prompts: Any = msgspec.defstruct(
+    "Prompts",
+    [(f"prompt_{number}", Raw, ABSENT) for number in range(CHOICES_MAX)],
+    array_like=True,
+    forbid_unknown_fields=True,
+    frozen=True,
+)
+_prompts_decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(_Prompts)
 
 
 def decode_chat_request(body: Buffer) -> ChatCompletionRequest:

@@ -56,8 +56,13 @@ async def test_the_synchronous_client_gets_whole_and_streamed_answers(serve: Any
             assert completion.choices[0].text == "Hello ✓"
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 client.chat.completions.create(model="other", messages=MESSAGES)
-            with pytest.raises(openai.BadRequestError, match="n must be 1") as caught:
-                client.chat.completions.create(model="local", messages=MESSAGES, n=2)
+            two = client.chat.completions.create(model="local", messages=MESSAGES, n=2)
+            assert [(each.index, each.message.content) for each in two.choices] == [
+                (0, "Hello ✓"),
+                (1, "Hello ✓"),
+            ]
+            with pytest.raises(openai.BadRequestError, match="1 to 128 choices") as caught:
+                client.chat.completions.create(model="local", messages=MESSAGES, n=129)
             assert caught.value.param == "n"
 
     await trio.to_thread.run_sync(ask)

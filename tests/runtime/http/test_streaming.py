@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -28,7 +27,7 @@ from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.streaming import AnswerDelivery, BodySink, EventSink
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.answers import DONE_DATA, CompletionAnswer
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.sinks import Sink, forward_items
 from trinamo.transports.http.asgi import answer_over_asgi
 from trinamo.transports.http.refusals import Dates
@@ -120,8 +119,7 @@ class Served:
                 exchange, record, [], kept, config, self.context, self.tokens_max
             )
             sink = self.sink_type(delivery, make_form)
-            engine: Any = SimpleNamespace(forward=lambda _, __, sink: forward(sink))
-            await delivery.run(sink, engine, GenerateRequest(model="m", prompt="a"))
+            await delivery.run(sink, partial(forward, sink))
         self.outcome = record.outcome
 
     def value(self, name: str) -> float:

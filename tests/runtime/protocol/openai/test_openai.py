@@ -113,7 +113,8 @@ def test_unsupported_parameters_that_change_nothing_are_accepted(good: dict[str,
 
 
 SHARED_BAD = [
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 0}, "n"),
     ({"n": "1"}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -213,14 +214,15 @@ def test_what_is_wrong_in_a_chat_is_named(bad: dict[str, Any], param: str) -> No
     [
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [[1], [[2]]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),

@@ -28,7 +28,7 @@ SHARED: Final[dict[str, list[Any]]] = {
     "temperature": [-0.1, 2.1, "1", 1e999],
     "top_p": [0, 1.5, -1],
     "seed": [2**63, 1.5],
-    "n": [2, 0],
+    "n": [129, 0],
     "stop": [["x"] * 33, ["x", ""], [1], 1, "", ["x" * 4097]],
     "stream": [1],
     "stream_options": [{"include_usage": True}],
@@ -70,10 +70,23 @@ CHATS: Final[dict[str, list[Any]]] = {
 }
 COMPLETIONS: Final[dict[str, list[Any]]] = {
     **SHARED,
-    "prompt": [None, "", [], [""], ["a", "b"], [1, "a"], [[]], [-1], [261], [1] * 2048, "a" * 2048],
+    "prompt": [
+        None,
+        "",
+        [],
+        [""],
+        ["a"] * 129,
+        ["a", 1],
+        [1, "a"],
+        [[]],
+        [-1],
+        [261],
+        [1] * 2048,
+        "a" * 2048,
+    ],
     "logprobs": [True, 21, -1, "a"],
     "suffix": ["a"],
-    "echo": [True],
+    "echo": [1],
     "best_of": [2],
 }
 GOOD: Final = {"model": MODEL, "prompt": "a", "max_tokens": 1}

@@ -1,0 +1,218 @@
+"""An answer of several choices: one request for each, all in one nursery, whose deltas meet in one answer.
+
+They are so many prompts of one body, or so many answers to each (`n`). The answer holds one place
+among the requests in flight; for more choices at the same time it takes more places while any are
+free, else they come one after another in the place that it has. A worker that refuses one more lets
+it wait for those before it. What fails for one choice fails the answer, and ends the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import attrs
+import trio
+
+from ..context import Context
+from ..engines.generation import Forward
+from ..errors import OverloadedError
+from ..nurseries import open_nursery
+from ..protocol.openai.answers import DONE, AnswerFormat
+from ..protocol.openai.generate import Delta, GenerateRequest
+from ..sinks import Sink
+from .admission.admission import LOOK_INTERVAL_S, Admission
+from .streaming import AnswerDelivery, AnswerSink, check_complete, kept_bytes
+
+
+class ChoicesSink(AnswerSink):
+    """The whole answer; its `choices` take the deltas. `make_form` makes that of a choice, by its index.
+
+    The `choices_each` of one prompt stand together: the prompt's tokens count once.
+    """
+
+    def __init__(
+        self,
+        to: AnswerDelivery,
+        make_form: Callable[[int], AnswerFormat],
+        count: int,
+        *,
+        choices_each: int,
+        is_streamed: bool,
+    ) -> None:
+        super().__init__(to)
+        self.keeps_all = not is_streamed
+        self.choices = [_Choice(self, partial(make_form, index)) for index in range(count)]
+        self._first_ones = self.choices[::choices_each]
+        to.exchange.on_room(self.room_again)
+
+    def take(self, items: list[Delta]) -> bool:
+        return self.choices[0].take(items)
+
+    def room_again(self) -> None:
+        for each in self.choices:
+            each.room_again()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a delta of any choice has come."""
+        return any(each.has_begun for each in self.choices)
+
+    def come(self, tokens: int, deltas: int, size: int) -> None:
+        """So much has come of any choice, of which `size` bytes are kept; raises if it is too much."""
+        self._bound(tokens + deltas, size)
+        self._record.token(tokens)
+
+    def gone(self, tokens: int, deltas: int, size: int) -> None:
+        """So much of what has come begins anew."""
+        self._left += tokens + deltas
+        self._size -= size
+        self._record.output_tokens -= tokens
+
+    def count_prompts(self) -> None:
+        """A choice tells how many tokens its prompt has."""
+        told = self._first_ones
+        tokens = sum(each.prompt_tokens for each in told)
+        self._record.prompt(tokens, sum(each.cached_tokens for each in told))
+
+    def write(self, events: bytes) -> bool:
+        """Send events of a choice; whether there is room for more."""
+        return self._write(events)
+
+    def finish(self) -> None:
+        forms = [each.form for each in self.choices]
+        if self.keeps_all:
+            body = forms[0].to_body(self._usage, forms[1:])
+            self._exchange.respond(200, body, self._to.headers)
+            return
+        self._start()
+        self._exchange.finish(forms[0].usage_event(self._usage) + DONE)
+
+
+class _Choice(Sink[Delta]):
+    """One choice on its way into the answer. Its last event waits until it is known to be whole."""
+
+    def __init__(self, to: ChoicesSink, make_form: Callable[[], AnswerFormat]) -> None:
+        super().__init__()
+        self.keeps_all = to.keeps_all
+        self._to, self._make_form = to, make_form
+        self._begin()
+
+    def _begin(self) -> None:
+        self.form = self._make_form()
+        self.prompt_tokens = self.cached_tokens = 0
+        self._tokens = self._deltas = self._size = 0
+        self._is_complete, self._last = False, b""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a delta has come."""
+        return self._deltas > 0
+
+    def take(self, items: list[Delta]) -> bool:
+        tokens = size = 0
+        events = [self._last]
+        for delta in items:
+            tokens += len(delta.token_ids)
+            if delta.prompt_tokens:
+                self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+                self._to.count_prompts()
+            if self.keeps_all:
+                size += kept_bytes(delta)
+                self.form.add_text(delta)
+            else:
+                events.append(self.form.add_event(delta))
+        self._tokens, self._deltas, self._size = (
+            self._tokens + tokens,
+            self._deltas + len(items),
+            self._size + size,
+        )
+        self._to.come(tokens, len(items), size)
+        was_complete = self._is_complete
+        self._is_complete |= any(delta.finish_reason is not None for delta in items)
+        data = b"".join(events)
+        if self._is_complete and not was_complete:
+            self._last = data
+            return True
+        self._last = b""
+        return self._to.write(data)
+
+    def restart(self) -> None:
+        super().restart()
+        self._to.gone(self._tokens, self._deltas, self._size)
+        self._begin()
+
+    def finish(self) -> None:
+        """Nothing follows: what waited is sent. Raises `EngineError` if that is no whole answer."""
+        check_complete(is_complete=self._is_complete)
+        self._to.write(self._last)
+        self._last = b""
+
+
+async def answer_choices(
+    requests: Sequence[GenerateRequest],
+    delivery: AnswerDelivery,
+    sink: ChoicesSink,
+    forward: Forward,
+    admission: Admission,
+) -> None:
+    """Have each of `requests` answered into its choice of `sink`; return once all are.
+
+    Inside the scope of the delivery's context, whose children theirs are. Raises what `forward`
+    does, `OverloadedError` too if nobody takes one for so long as a request may wait.
+    """
+    work = _Work(delivery, sink, forward, admission, deque(enumerate(requests)))
+    async with open_nursery() as nursery:
+        while not work.running or (work.running < len(requests) and admission.take_place()):
+            work.running += 1
+            nursery.start_soon(work.go_on)
+
+
+@attrs.define(eq=False)
+class _Work:
+    """The choices of one answer that are not begun, and how many are under way."""
+
+    delivery: AnswerDelivery
+    sink: ChoicesSink
+    forward: Forward
+    admission: Admission
+    pending: deque[tuple[int, GenerateRequest]]
+    running: int = 0
+    """The first in the place of the request itself."""
+
+    async def go_on(self) -> None:
+        """Answer one after the other, until none is left or there is no room beside those of others."""
+        refused_at = math.inf
+        try:
+            while self.pending and not self.delivery.context.is_stopped:
+                index, request = self.pending.popleft()
+                try:
+                    await self._answer(index, request)
+                except OverloadedError as refusal:
+                    if not refusal.definite or self.sink.choices[index].has_begun:
+                        raise
+                    self.pending.appendleft((index, request))
+                    if self.running > 1:
+                        return
+                    refused_at = min(refused_at, trio.current_time())
+                    waited_s = trio.current_time() - refused_at
+                    if not self.sink.has_begun or waited_s > self.admission.queue.timeout_s:
+                        raise
+                    await trio.sleep(LOOK_INTERVAL_S)
+                else:
+                    refused_at = math.inf
+        finally:
+            self.running -= 1
+            if self.running:
+                self.admission.give_place()
+
+    async def _answer(self, index: int, request: GenerateRequest) -> None:
+        context, choice = self.delivery.context, self.sink.choices[index]
+        with Context(f"{context.id}.{index}", parent=context) as own:
+            with own.scope as scope:
+                await self.forward(request, own, choice)
+            if scope.cancelled_caught or own.cut_by:
+                raise self.delivery.why_cut(own)
+            choice.finish()
