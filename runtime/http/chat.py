@@ -27,7 +27,7 @@ from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer, ToolAnswer
+from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from ..protocol.openai.generate import GenerateRequest, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
 from ..protocol.openai.requests import (
@@ -38,6 +38,7 @@ from ..protocol.openai.requests import (
     decode_chat_request,
     decode_completion_request,
 )
+from ..protocol.openai.tool_answers import ToolAnswer
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest

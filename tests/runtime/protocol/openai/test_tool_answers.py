@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trinamo.runtime.protocol.openai.answers import ToolAnswer, Usage
+from trinamo.runtime.protocol.openai.answers import Usage
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+from trinamo.runtime.protocol.openai.tool_answers import ToolAnswer
 
 
 def reply_to(text: str) -> dict[str, Any]:
