@@ -44,7 +44,7 @@ class ChoicesSink(AnswerSink):
     ) -> None:
         super().__init__(to)
         self.keeps_all = not is_streamed
-        self.choices = [_Choice(self, partial(make_form, index)) for index in range(count)]
+        self.choices = [ChoiceSink(self, partial(make_form, index)) for index in range(count)]
         self._first_ones = self.choices[::choices_each]
         to.exchange.on_room(self.room_again)
 
@@ -82,6 +82,7 @@ class ChoicesSink(AnswerSink):
         return self._write(events)
 
     def finish(self) -> None:
+        check_complete(is_complete=all(each.is_complete for each in self.choices))
         forms = [each.form for each in self.choices]
         if self.keeps_all:
             body = forms[0].to_body(self._usage, forms[1:])
@@ -91,7 +92,7 @@ class ChoicesSink(AnswerSink):
         self._exchange.finish(forms[0].usage_event(self._usage) + DONE)
 
 
-class _Choice(Sink[Delta]):
+class ChoiceSink(Sink[Delta]):
     """One choice on its way into the answer. Its last event waits until it is known to be whole."""
 
     def __init__(self, to: ChoicesSink, make_form: Callable[[], AnswerFormat]) -> None:
@@ -101,10 +102,11 @@ class _Choice(Sink[Delta]):
         self._begin()
 
     def _begin(self) -> None:
+        """Anew, if need be; `is_complete` once a delta with a finish reason has come."""
         self.form = self._make_form()
         self.prompt_tokens = self.cached_tokens = 0
         self._tokens = self._deltas = self._size = 0
-        self._is_complete, self._last = False, b""
+        self.is_complete, self._last = False, b""
 
     @property
     def has_begun(self) -> bool:
@@ -130,10 +132,10 @@ class _Choice(Sink[Delta]):
             self._size + size,
         )
         self._to.come(tokens, len(items), size)
-        was_complete = self._is_complete
-        self._is_complete |= any(delta.finish_reason is not None for delta in items)
+        was_complete = self.is_complete
+        self.is_complete |= any(delta.finish_reason is not None for delta in items)
         data = b"".join(events)
-        if self._is_complete and not was_complete:
+        if self.is_complete and not was_complete:
             self._last = data
             return True
         self._last = b""
@@ -146,7 +148,7 @@ class _Choice(Sink[Delta]):
 
     def finish(self) -> None:
         """Nothing follows: what waited is sent. Raises `EngineError` if that is no whole answer."""
-        check_complete(is_complete=self._is_complete)
+        check_complete(is_complete=self.is_complete)
         self._to.write(self._last)
         self._last = b""
 

@@ -7,6 +7,7 @@ queue.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..core.trace import Row
 
 
+_CHOICE: Final = re.compile(r"\.(\d{1,3})\.[0-9a-f]{8}$")
+"""In the id of an attempt, behind that of the request (`http/choices.py`, `attempt_id`)."""
 HEARD_S: Final = 0.005
 """Within how long the protocol has a Kill heard; time passes between steps where they are interleaved."""
 
@@ -35,6 +38,8 @@ class Attempt:
     index: int
     """Of its first token in the answer: how many the client had already."""
     seed: str
+    choice: str = ""
+    """Which of several choices of one answer; empty where there is one."""
     on_the_way_s: float = 0.0
     """How long after a Kill a token may come that was made before."""
     ended_s: float = math.inf
@@ -78,7 +83,9 @@ def attempts_of(outcome: Outcome) -> list[Attempt]:
         leg = (row.host, row.field("attempt"), row.field("leg"))
         if row.kind == "engine.begin":
             name, index, seed = (row.field(field) for field in ("request", "index", "seed"))
-            attempt = Attempt(name, row.host, leg[2], row.time_s, index, seed, on_the_way_s)
+            numbered = _CHOICE.search(leg[1])
+            choice = "" if numbered is None else numbered[1]
+            attempt = Attempt(name, row.host, leg[2], row.time_s, index, seed, choice, on_the_way_s)
             open_now[leg] = attempt
             found.append(attempt)
         else:
@@ -105,21 +112,22 @@ def _check_migrations(
     attempts: list[Attempt], records: dict[str, ClientRecord]
 ) -> Iterator[tuple[str, str]]:
     """A replay begins behind tokens that were made, and the client never sees where it was."""
-    made: dict[str, int] = {}
-    seeds: dict[str, str] = {}
+    made: dict[tuple[str, str], int] = {}
+    seeds: dict[tuple[str, str], str] = {}
     moved: set[str] = set()
     for attempt in attempts:
-        name, known = attempt.request, made.get(attempt.request, 0)
+        name, answer = attempt.request, (attempt.request, attempt.choice)
+        known = made.get(answer, 0)
         if attempt.index > known:
             yield "I11", f"{name} goes on behind token {attempt.index}, and {known} were made"
         if attempt.leg != "prefill":
             if attempt.index:
                 moved.add(name)
                 # No request of a load is greedy, so each draws from a seed.
-                if attempt.seed == "None" or attempt.seed != seeds[name]:
-                    yield "I11", f"{name} goes on with seed {attempt.seed}, not {seeds[name]}"
-            seeds.setdefault(name, attempt.seed)
-            made[name] = max(known, attempt.index + attempt.tokens)
+                if attempt.seed == "None" or attempt.seed != seeds[answer]:
+                    yield "I11", f"{name} goes on with seed {attempt.seed}, not {seeds[answer]}"
+            seeds.setdefault(answer, attempt.seed)
+            made[answer] = max(known, attempt.index + attempt.tokens)
     for name in moved:
         record = records.get(name)
         if record is not None and not record.expected.startswith(record.text):

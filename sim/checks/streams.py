@@ -56,6 +56,9 @@ def _check_items(record: ClientRecord) -> Iterator[tuple[str, str]]:
     expected = record.expected
     if not expected.startswith(record.text):
         yield "I1", f"{record.name} got {record.text!r}, which is no beginning of {expected!r}"
+    for index, text in record.others.items():
+        if not expected.startswith(text):
+            yield "I1", f"choice {index} of {record.name} is {text!r}, no beginning of {expected!r}"
     if record.late:
         yield "I1", f"{record.name} got {record.late} items after its end"
 
@@ -73,6 +76,17 @@ def _check_end(
         return
     if not record.finish_reason:
         yield "I2", f"{record.name} is called complete without a finish reason"
+    if record.via == "http" and sorted(record.ended_choices) != list(range(record.profile.choices)):
+        yield (
+            "I2",
+            f"{record.name} is called complete with ends of its choices {record.ended_choices}",
+        )
+    for index, text in record.others.items():
+        if len(text) != record.output_tokens:
+            yield (
+                "I2",
+                f"choice {index} of {record.name} is called complete with {len(text)} tokens",
+            )
     is_whole = len(record.text) == record.output_tokens
     # Only its own client asks for a part, and never over HTTP: one that wants no more leaves.
     if not (is_whole or has_stopped):

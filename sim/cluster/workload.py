@@ -55,6 +55,8 @@ class ClientProfile:
     prompt_words: tuple[int, int] = (1, 20)
     output_tokens: tuple[int, int] = (5, 20)
     stream: bool = True
+    choices: int = 1
+    """How many answers to one question, over HTTP; all are alike."""
     timeout_s: float = 60.0
     """A client over HTTP waits so long for the next byte, one of the cluster for the whole."""
     read_pause_s: float = 0.0
@@ -109,6 +111,10 @@ class ClientRecord:
     """Every end the client was told, in order; exactly one is right."""
     late: int = 0
     """Items after the end."""
+    others: dict[int, str] = attrs.Factory(dict)
+    """The texts of further choices, by index."""
+    ended_choices: list[int] = attrs.Factory(list)
+    """The choices that were given a finish reason, in that order."""
 
     @property
     def outcome(self) -> str:
@@ -227,6 +233,7 @@ class _HttpClient(SimulatedClient):
             "messages": messages,
             "max_tokens": record.output_tokens,
             "stream": self.profile.stream,
+            "n": self.profile.choices,
         }
         headers = {"x-request-id": record.name}
         async with http.stream(
@@ -240,9 +247,8 @@ class _HttpClient(SimulatedClient):
     def _whole(self, record: ClientRecord, body: bytes) -> str:
         if record.status != 200:
             return f"error {record.status}"
-        choice = json.loads(body)["choices"][0]
-        record.finish_reason = choice["finish_reason"]
-        self.take(record, choice["message"]["content"] or "")
+        for choice in json.loads(body)["choices"]:
+            self._take_choice(record, choice, choice["message"])
         return COMPLETE
 
     async def _events(
@@ -276,6 +282,23 @@ class _HttpClient(SimulatedClient):
             self.end(record, f"error {event['error'].get('code') or event['error'].get('type')}")
             return True
         for choice in event.get("choices", ()):
-            self.take(record, choice.get("delta", {}).get("content") or "")
-            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+            self._take_choice(record, choice, choice.get("delta", {}))
         return False
+
+    def _take_choice(
+        self, record: ClientRecord, choice: dict[str, Any], said: dict[str, Any]
+    ) -> None:
+        index, reason, text = (
+            choice["index"],
+            choice.get("finish_reason"),
+            said.get("content") or "",
+        )
+        if index in record.ended_choices:
+            record.late += 1
+        if reason:
+            record.ended_choices.append(index)
+        if index:
+            record.others[index] = record.others.get(index, "") + text
+        else:
+            self.take(record, text)
+            record.finish_reason = reason or record.finish_reason

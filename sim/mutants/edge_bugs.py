@@ -8,7 +8,9 @@ from typing import Any
 import trio
 
 from trinamo.runtime.caller.search import Search
-from trinamo.runtime.http.admission.admission import AdmissionQueue
+from trinamo.runtime.http import chat
+from trinamo.runtime.http.admission.admission import Admission, AdmissionQueue
+from trinamo.runtime.http.choices import ChoiceSink
 from trinamo.runtime.http.models.models import ModelManager
 from trinamo.runtime.http.streaming import AnswerDelivery
 from trinamo.runtime.metrics.metrics import SUCCESS
@@ -55,3 +57,20 @@ def the_cancelled_stay_counted(end: Any, self: Any) -> None:
 @instead_of(AnswerDelivery, "_client_left")
 def disconnect_unseen(*_: Any) -> None:
     """Nobody hears that the HTTP client has left while its answer is made."""
+
+
+@instead_of(ChoiceSink, "take")
+def choices_mix(take: Any, self: Any, items: list[Any]) -> Any:
+    """The deltas of every choice are those of the first."""
+    return take(self._to.choices[0], items)
+
+
+@instead_of(chat, "answer_choices")
+def choice_left_out(answer: Any, requests: Any, *more: Any) -> Any:
+    """The last choice of an answer is asked of nobody."""
+    return answer(requests[:-1], *more)
+
+
+@instead_of(Admission, "give_place")
+def place_of_a_choice_lost(*_: Any) -> None:
+    """What a request took for its further choices stays taken."""
