@@ -9,6 +9,7 @@ is rebuilt from it on the other side by `error_from_wire`. HTTP status codes liv
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -54,6 +55,34 @@ class ModelNotFoundError(RequestError):
     """The client asks for a model that no live worker serves. It should list the models."""
 
     code = "model_not_found"
+
+
+class UnsupportedEndpointError(RequestError):
+    """The client asks for what this server, or this model of it, does not do. It asks what works."""
+
+    code = "unsupported_endpoint"
+
+    @classmethod
+    def of(cls, who: str, path: str, works: Iterable[str]) -> UnsupportedEndpointError:
+        """`who` does not answer `path`; `works` are the paths that it does answer."""
+        does_not = "answers" if who.startswith("no ") else "does not answer"
+        use = ", ".join(works)
+        return cls(f"{who} {does_not} {path}" + (f"; use {use}" if use else ""))
+
+
+class ContextLengthError(RequestError):
+    """The client's prompt is too long for the model. It shortens it, or asks a larger model."""
+
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, context_tokens_max: int, length: str, param: str) -> ContextLengthError:
+        """`length` is the prompt's, such as `5031 tokens`; programs know the sentence by its words."""
+        return cls(
+            f"This model's maximum context length is {context_tokens_max} tokens, and the prompt is"
+            f" too long for it: {length}; shorten it",
+            param=param,
+        )
 
 
 class ModelAlreadyExistsError(TrinamoError):

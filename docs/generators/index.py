@@ -14,6 +14,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "write_a_client",
         "write_a_transport",
         "http_api",
+        "fields",
         "upstreams",
         "dashboard",
         "tracing",

@@ -96,6 +96,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     ] = None
     enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
     enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
+    unknown_fields: Annotated[
+        Literal["refuse", "warn", "ignore"],
+        about(
+            "What becomes of a request with fields that nobody knows (`docs/fields.md`): a 400 that names"
+            " them; or the answer, which names them in `X-Trinamo-Unknown-Fields` as the log does; or just"
+            " the answer. Models that pass requests through get them all."
+        ),
+    ] = "warn"
     on_disconnect: Annotated[
         Literal["kill", "stop"],
         about("What a client that leaves does to its request: end it now, or let it finish soon."),

@@ -28,12 +28,14 @@ from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
 from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer
-from ..protocol.openai.generate import GenerateRequest, PassedRequest, check_features
+from ..protocol.openai.fields import UnknownFields
+from ..protocol.openai.generate import GenerateRequest, ModelCard, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
 from ..protocol.openai.requests import (
     CONTEXT_TOKENS_MAX,
     ChatCompletionRequest,
     CompletionRequest,
+    Tell,
     all_choices,
     decode_chat_request,
     decode_completion_request,
@@ -71,6 +73,8 @@ WORKER_HEADER: Final = b"x-trinamo-worker"
 """In a request the instance id of the worker to ask, in an answer of the one that answered."""
 CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"
 """In an answer under the policy `kv`: leading blocks of the prompt that the worker had."""
+UNKNOWN_FIELDS_HEADER: Final = b"x-trinamo-unknown-fields"
+"""In an answer: fields of the request's body that nobody knows, which were passed over."""
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client left before it had any; nobody is sent it."""
@@ -86,7 +90,7 @@ class EndpointKind:
 
     kind: ModelKind
     path: str
-    decode: Callable[[Buffer], ChatCompletionRequest | CompletionRequest] | None = None
+    decode: Callable[[Buffer, Tell], ChatCompletionRequest | CompletionRequest] | None = None
     """How a request is understood by engines that are given tokens or text; None: only models that
     pass requests through answer it."""
     answer: type[ChatAnswer | CompletionAnswer] | None = None
@@ -302,7 +306,7 @@ class Inference:
                 parsed = self._pass(data, passed, post.tenant)
             if parsed is None:
                 assert decode is not None, "no model of ours has this kind"
-                request = decode(data)
+                request = decode(data, partial(self._tell_unknown, post))
                 name = request.model or ""
                 parsed = self._take(request, post.tenant)
                 # The request is held, not its body, which may have been mostly blanks.
@@ -312,6 +316,21 @@ class Inference:
         post.data = None
         return parsed
 
+    def _tell_unknown(self, post: _Post, unknown: UnknownFields) -> None:
+        """As `http.unknown_fields` says: refuse the request, or tell its client and the log."""
+        if self._config.unknown_fields == "ignore":
+            return
+        if self._config.unknown_fields == "refuse":
+            raise RequestError(
+                f"{self._endpoint.path} has no such field: {unknown.sentence}",
+                param=unknown.names[0],
+            )
+        told = (UNKNOWN_FIELDS_HEADER, unknown.sentence.encode())
+        # A body may be read twice.
+        if told not in post.headers:
+            post.headers.append(told)
+            log.warning("a request has fields that nobody knows: %s", unknown.sentence)
+
     def _wanted(self, model: str) -> WaitingRequest:
         kind = self._endpoint.kind
         return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
@@ -319,10 +338,10 @@ class Inference:
     def _take(self, request: ChatCompletionRequest | CompletionRequest, tenant: str) -> Parsed:
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
-        card = self._manager.card(model)
-        context_tokens_max = (card and card.context_tokens_max) or CONTEXT_TOKENS_MAX
-        generate = request.to_generate(model, context_tokens_max)
-        check_features(generate, () if card is None else card.features)
+        card = self._manager.card(model) or ModelCard(name=model, endpoint="")
+        context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
+        generate = request.to_generate(model, context_tokens_max, card.sampling)
+        check_features(generate, card.features, request.called)
         if tenant:
             generate = msgspec.structs.replace(generate, tenant=tenant)
         choices = all_choices(request, generate, context_tokens_max)

@@ -41,7 +41,11 @@ KNOWN = {
         redirect_slashes _check_protocol accesslog errorlog h11_max_incomplete_size
         keep_alive_timeout keep_alive_max_requests include_server_header include_date_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
-    "clients of the HTTP API read it, or send it": "strict total_tokens prompt_tokens_details owned_by token_logprobs text_offset",
+    "clients of the HTTP API read it, or send it": """
+        strict total_tokens prompt_tokens_details owned_by token_logprobs text_offset
+        supported_parameters""",
+    "the table of fields names it: runtime/protocol/openai/fields.py": """
+        structured_outputs guided_json guided_regex guided_choice guided_grammar ebnf""",
     "the model manager's interface as it is documented upstream": "remove_completions_model",
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten extensions broker_errors",

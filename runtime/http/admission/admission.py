@@ -28,8 +28,8 @@ from ...context import Context, Reason
 from ...env import Clock
 from ...errors import (
     DeadlineError,
-    ModelNotFoundError,
     OverloadedError,
+    RequestError,
     TrinamoError,
     UnavailableError,
 )
@@ -471,7 +471,7 @@ class Admission:
             engine = wanted.find()
         except ModelAwayError as away:
             return away
-        except ModelNotFoundError:
+        except RequestError:
             return None
         if isinstance(engine, RoutedEngine) and not engine.is_there:
             return ModelAwayError(f"nobody who serves '{wanted.model[:80]}' can be reached")

@@ -19,7 +19,11 @@ from ..exchanges import Headers, find_header
 ANY: Final = "*"
 PREFIX: Final = "/v1/"
 """What pages may ask for: OpenAI's API, and nothing that operators ask."""
-_TOLD: Final = ("x-request-id", "x-trinamo-worker", "x-trinamo-cached-blocks", "retry-after")
+_TOLD: Final = (
+    *("x-request-id", "x-trinamo-worker", "x-trinamo-cached-blocks", "x-trinamo-unknown-fields"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
+    *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+)
 """Headers of answers that a page may read."""
 
 

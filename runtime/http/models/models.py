@@ -25,10 +25,16 @@ from ...context import Context
 from ...engines.generation import ForwardsDeltas, Generates
 from ...engines.prompts import tokenizer_of
 from ...env import Env
-from ...errors import ModelAlreadyExistsError, ModelNotFoundError, UnavailableError
+from ...errors import (
+    ModelAlreadyExistsError,
+    ModelNotFoundError,
+    UnavailableError,
+    UnsupportedEndpointError,
+)
 from ...events.load import BusyLimits
 from ...protocol.discovery.model_cards import ANYBODY, ModelTable
 from ...protocol.openai.answers import Model, ModelList
+from ...protocol.openai.fields import supported
 from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
 from ...sinks import Sink
 from ...view.overview import MODELS_MAX, ModelView
@@ -132,6 +138,11 @@ class ModelKind(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     RESPONSES = "responses"
 
+    @property
+    def path(self) -> str:
+        """Where it is asked."""
+        return "/v1/chat/completions" if self is ModelKind.CHAT else f"/v1/{self.value}"
+
 
 @attrs.define(eq=False)
 class _Served:
@@ -165,21 +176,27 @@ class ModelManager:
         """The own name and the engine of `model`, or of the default of `kind` if it is empty.
 
         `model` is a name or an alias. Raises `ModelAwayError` if it was served a while ago, or if
-        nothing is served at all, else `ModelNotFoundError` with the models there are, as far as
-        they fit in a sentence.
+        nothing is served at all, `UnsupportedEndpointError` with what works if it does something
+        else, or `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
         """
         name = self._own_name(model) if model else self._defaults.get(kind, "")
         served = self._models.get(name)
         if served is not None and kind in served.engines:
             return name, served.engines[kind]
         if served is not None:
-            raise ModelNotFoundError(f"the model '{name[:80]}' has no {kind}", param="model")
+            raise UnsupportedEndpointError.of(
+                f"the model '{name[:80]}'", kind.path, [other.path for other in served.engines]
+            )
         self._check_away(name, kind)
-        known = self.models(kind)
-        what = f"the model '{name[:80]}' does not exist; served here"
-        if not known:
-            known, what = self.models(), f"no model served here has {kind}; there are"
-        raise ModelNotFoundError(f"{what}: {', '.join(known[:8])}", param="model")
+        if not name:
+            there = {other for each in self._models.values() for other in each.engines}
+            works = [other.path for other in ModelKind if other in there]
+            raise UnsupportedEndpointError.of("no model served here", kind.path, works)
+        known = self.models(kind) or self.models()
+        raise ModelNotFoundError(
+            f"the model '{name[:80]}' does not exist; served here: {', '.join(known[:8])}",
+            param="model",
+        )
 
     def _check_away(self, name: str, kind: ModelKind | None) -> None:
         if not self._models:
@@ -242,8 +259,15 @@ class ModelManager:
             self._check_away(name, None)
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
         served = self._models[name]
-        tokens = UNSET if served.card is None else served.card.context_tokens_max or UNSET
-        return Model(id=model, created=served.created, root=name, max_model_len=tokens)
+        card = served.card or ModelCard(name=name, endpoint="")
+        obeyed = supported((kind.path for kind in served.engines), card.features)
+        return Model(
+            id=model,
+            created=served.created,
+            root=name,
+            max_model_len=card.context_tokens_max or UNSET,
+            supported_parameters=UNSET if card.passes_through else obeyed,
+        )
 
     def describe_all(self) -> ModelList:
         """The models list: first the models, then their aliases."""

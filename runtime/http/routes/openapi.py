@@ -1,7 +1,8 @@
 """`/openapi.json`: what a frontend answers, as an OpenAPI 3.1 document made of the structs it uses.
 
-The document says what is taken and what comes back; which parameters a model's engine refuses, its
-card says (`protocol/openai/requests.py` refuses them by name).
+The document says what is taken and what comes back; what each field does, and what becomes of all
+others, says the table of fields (`protocol/openai/fields.py`). Which of them a model's engine refuses,
+`/v1/models` says.
 https://spec.openapis.org/oas/v3.1.1.html
 """
 
@@ -24,6 +25,7 @@ from ...protocol.openai.answers import (
     Model,
     ModelList,
 )
+from ...protocol.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...traces.ring import ProcessView
 from ...view.overview import FrontendView
@@ -34,17 +36,6 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"
 _REFERENCE: Final = "#/components/schemas/{name}"
-
-
-class Message(msgspec.Struct):
-    """One turn of a chat."""
-
-    role: Annotated[str, msgspec.Meta(description="`system`, `developer`, `user`, `assistant`, …")]
-    content: str | list[dict[str, Any]] | None = None
-    """Text, or parts of it; parts that are no text, only of models that understand them."""
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
 
 
 class Health(msgspec.Struct):
@@ -60,18 +51,6 @@ class Live(msgspec.Struct):
     """The process runs its loop."""
 
     status: Literal["live"]
-
-
-PARTS: Final[Mapping[str, Any]] = {
-    "messages": list[Message],
-    "prompt": str | list[str | int | list[int]],
-    "stop": str | list[str],
-    "tools": list[dict[str, Any]],
-    "tool_choice": str | dict[str, Any],
-    "response_format": dict[str, Any],
-    "logit_bias": dict[str, float],
-}
-"""What the bodies hold where the structs keep the bytes for later, by parameter."""
 
 
 @attrs.frozen
@@ -160,6 +139,11 @@ OPERATIONS: Final[Mapping[str, _Operation]] = {
     ),
     "/openapi.json": _Operation("getDocument", "This document.", {JSON: dict[str, Any]}),
 }
+_FIELDS: Final[Mapping[Any, Mapping[str, Field]]] = {
+    ChatCompletionRequest: CHAT_FIELDS,
+    CompletionRequest: COMPLETION_FIELDS,
+}
+"""Of the bodies that are told field by field."""
 _PARAMETERS: Final = (
     ("x-request-id", "Comes back in the answer, and stands in logs and traces."),
     ("x-trinamo-timeout", "Seconds for the whole answer, if fewer than the server allows."),
@@ -217,21 +201,19 @@ def _key(shown: Any) -> str:
 
 
 def _shown(given: Any) -> Any:
-    """The type as a client sees it: what the struct decodes later has its type at once."""
-    if not (isinstance(given, type) and issubclass(given, msgspec.Struct)):
-        return given
-    fields = msgspec.structs.fields(given)
-    if all(each.type is not Raw for each in fields):
+    """The type as a client sees it: a request's fields with what the table says of them."""
+    rows = _FIELDS.get(given) if isinstance(given, type) else None
+    if rows is None:
         return given
     told: list[Any] = []
-    for each in fields:
-        if each.type is not Raw:
-            default = () if each.required else (each.default,)
-            told.append((each.name, each.type, *default))
-        elif each.required:
-            told.append((each.name, PARTS.get(each.name, Any)))
-        else:
-            told.append((each.name, PARTS.get(each.name, Any) | None, None))
+    for each in msgspec.structs.fields(given):
+        row = rows[each.name]
+        kind = row.type if each.type is Raw else each.type
+        default: tuple[Any, ...] = ()
+        if not each.required:
+            kind, default = kind | None, (None,)
+        about = row.about or "It is taken, and changes nothing."
+        told.append((each.name, Annotated[kind, msgspec.Meta(description=about)], *default))
     return msgspec.defstruct(
         given.__name__, told, kw_only=True, namespace={"__doc__": given.__doc__}
     )

@@ -180,6 +180,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the model that answers: another one than `id` where that is an alias."""
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     """The tokens of its context, as vLLM calls it; not there where nobody tells it."""
+    supported_parameters: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """What its requests may have (`fields.py`); not there where they go unread to another server."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ token.
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -263,7 +263,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return next(asked, turns[-1].content if turns else "")
 
 
-_ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
+ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
     ("logprobs", None, Feature.LOGPROBS, "logprobs"),
     ("presence_penalty", 0, Feature.PENALTIES, "presence_penalty"),
     ("frequency_penalty", 0, Feature.PENALTIES, "frequency_penalty"),
@@ -289,7 +289,7 @@ _ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
 
 def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
     """What an engine must be able to do for `request`, each with the parameter that asks for it."""
-    for field, unset, feature, param in _ASKING:
+    for field, unset, feature, param in ASKING:
         if getattr(request, field) != unset:
             yield feature, param
     for index, message in enumerate(request.messages or ()):
@@ -299,11 +299,17 @@ def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
             yield Feature.TOOLS, f"messages[{index}].role"
 
 
-def check_features(request: GenerateRequest, features: Container[str]) -> None:
-    """Raise `RequestError` if `request` asks for what is not among `features`: see `Feature`."""
+def check_features(
+    request: GenerateRequest, features: Container[str], called: Callable[[str], str] = str
+) -> None:
+    """Raise `RequestError` if `request` asks for what is not among `features`: see `Feature`.
+
+    `called` tells by what name its client asked for the parameter that is refused.
+    """
     for feature, param in features_of(request):
         if feature not in features:
-            raise RequestError(f"'{param}' is not supported by this model", param=param)
+            name = called(param)
+            raise RequestError(f"'{name}' is not supported by this model", param=name)
 
 
 def is_shaped(request: GenerateRequest) -> bool:

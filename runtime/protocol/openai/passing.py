@@ -14,15 +14,12 @@ from msgspec import Raw
 from typing_extensions import Buffer
 
 from ...errors import RequestError
+from .fields import FORMS
 from .generate import GenerateRequest, PassedRequest
 from .shaping import decode_json, decode_part
 
 _ABSENT: Final = Raw()
-_FORMS: Final = (
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("json_schema", "grammar", "regex", "ebnf"),
-)
-"""What gives an answer a form, besides `response_format`: in vLLM, llama.cpp and SGLang."""
+_FORMS: Final = tuple(name for name in FORMS if name != "response_format")
 _SPENT: Final = {"index": 0, "delta": {}, "finish_reason": "length"}
 
 

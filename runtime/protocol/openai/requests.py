@@ -1,18 +1,20 @@
 """OpenAI's requests as structs, and what they mean to an engine.
 
 Requests are decoded and checked here, so that everything behind sees a valid `GenerateRequest`.
-A parameter that we do not support and that would change the answer is refused by name; fields we
-do not know are ignored, as OpenAI does.
+The structs have what is obeyed; of all other fields the table says what becomes of them (`fields.py`).
 
 **What can be long is measured before it is decoded.** A body of four megabytes may hold two million
 numbers, each of which becomes an object: so the prompt, the stop strings and whatever is refused
 anyway stay undecoded (`Raw`) until the model, and so the context that they have to fit, is known.
-What this module does not do: answers (`answers.py`) and HTTP (`runtime/http`).
+What this module does not do: the form of an answer (`forms.py`), answers (`answers.py`) and HTTP
+(`runtime/http`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,20 +22,24 @@ from msgspec import Raw
 from typing_extensions import Buffer
 
 from ...errors import RequestError
+from .fields import CHAT_FIELDS, COMPLETION_FIELDS, FORMS, BodyDecoder, UnknownFields
+from .forms import form_of
 from .generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
     TOKEN_CHARS_MAX,
     ChatMessage,
     GenerateRequest,
     MinP,
     Natural,
     Penalty,
-    Positive,
     RepetitionPenalty,
     Role,
+    SamplingDefaults,
     Temperature,
     TokenId,
+    TopLogprobs,
     TopP,
 )
 from .shaping import (
@@ -41,12 +47,11 @@ from .shaping import (
     calls_text,
     chat_logprobs,
     completion_logprobs,
-    decode_json,
     decode_part,
     is_absent,
     logit_bias,
+    object_text,
     refuse,
-    schema_of,
     tool_choice,
     tools_text,
 )
@@ -57,10 +62,21 @@ STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00"
 """As long as JSON of allowed stop strings can be."""
 CHOICES_MAX: Final = 128
 """Of one answer, to all of its prompts; OpenAI's own bound."""
-COMPLETION_TOKENS_DEFAULT = 16
+COMPLETION_TOKENS_DEFAULT: Final = 16
 """OpenAI's default for `max_tokens` of `/v1/completions`; chat has none."""
+_STOP_TOKENS_BYTES_MAX: Final = STOP_TOKENS_MAX * 64
+_UNBOUNDED: Final = -1
+"""A `max_tokens` that bounds nothing, as llama.cpp's server has it."""
+_NO_DEFAULTS: Final = SamplingDefaults()
+_SAMPLED: Final = SamplingDefaults.__struct_fields__
+_sampled_values: Final = attrgetter(*_SAMPLED)
+_form_values: Final = attrgetter(*FORMS)
+_NO_FORMS: Final = (ABSENT,) * len(FORMS)
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TokensMax = Annotated[int, msgspec.Meta(ge=_UNBOUNDED, le=2**31 - 1)]
+Tell = Callable[[UnknownFields], None]
+"""Is called with the fields of a body that nobody knows."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -69,11 +85,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What both endpoints take. Null means: not given."""
 
     model: str | None = None
-    max_tokens: Positive | None = None
+    max_tokens: TokensMax | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Int64 | None = None
@@ -86,9 +102,23 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: MinP | None = None
-    response_format: Raw = ABSENT
     logit_bias: Raw = ABSENT
     logprobs: Raw = ABSENT
+    prompt_logprobs: TopLogprobs | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Natural | None = None
+    stop_token_ids: Raw = ABSENT
+    return_token_ids: bool | None = None
+    response_format: Raw = ABSENT
+    structured_outputs: Raw = ABSENT
+    guided_json: Raw = ABSENT
+    guided_regex: Raw = ABSENT
+    guided_choice: Raw = ABSENT
+    guided_grammar: Raw = ABSENT
+    regex: Raw = ABSENT
+    ebnf: Raw = ABSENT
+    json_schema: Raw = ABSENT
+    grammar: Raw = ABSENT
 
     @property
     def is_streamed(self) -> bool:
@@ -104,94 +134,117 @@ class _SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a streamed answer ends with a chunk that carries the usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
+    @property
+    def forms(self) -> dict[str, Raw]:
+        """The fields that say what form the answer has, as far as they are given."""
+        values = _form_values(self)
+        if values == _NO_FORMS:
+            return {}
+        return {name: raw for name, raw in zip(FORMS, values, strict=True) if raw is not ABSENT}
 
-class ChatCompletionRequest(_SharedRequest, frozen=True, kw_only=True):
+    def called(self, param: str) -> str:
+        """How the client calls what an engine refuses as `param`: a form has many names."""
+        return [*self.forms][-1] if param in FORMS else param
+
+
+class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Raw
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: TokensMax | None = None
     top_logprobs: Raw = ABSENT
     tools: Raw = ABSENT
     tool_choice: Raw = ABSENT
     parallel_tool_calls: bool | None = None
-    functions: Raw = ABSENT
-    function_call: Raw = ABSENT
-    modalities: Raw = ABSENT
-    audio: Raw = ABSENT
-    web_search_options: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def to_generate(
-        self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        sampling: SamplingDefaults = _NO_DEFAULTS,
     ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+        """What the engine of `model` is asked, with its `sampling` where the client says nothing.
+
+        Raises `RequestError` naming the parameter.
+        """
         _refuse_shared(self)
-        refuse(self.functions, "functions")
-        refuse(self.function_call, "function_call", harmless=("none", "auto"))
-        refuse(self.modalities, "modalities", harmless=(["text"],))
-        refuse(self.audio, "audio")
-        refuse(self.web_search_options, "web_search_options", empty_is_harmless=False)
-        tokens_max = self.max_completion_tokens
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         tools, names = tools_text(self.tools)
+        turns = turns_of(self.messages, context_tokens_max)
         return GenerateRequest(
             model=model,
-            messages=turns_of(self.messages, context_tokens_max),
-            max_tokens=self.max_tokens if tokens_max is None else tokens_max,
+            messages=turns,
+            max_tokens=_tokens_max(self, name),
             logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
             tools=tools,
             tool_choice=tool_choice(self.tool_choice, names),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            **_sampling(self),
+            chat_template_kwargs=object_text(self.chat_template_kwargs, "chat_template_kwargs"),
+            continue_final_message=self._continues(turns[-1]),
+            **sampling_of(self, sampling),
         )
+
+    def _continues(self, last: ChatMessage) -> bool:
+        """Whether the answer goes on with the `last` turn."""
+        continues = bool(self.continue_final_message)
+        if continues and last.role != "assistant":
+            raise RequestError(
+                "'continue_final_message' needs an assistant's turn as the last of 'messages'",
+                param="continue_final_message",
+            )
+        if self.add_generation_prompt is continues:
+            raise RequestError(
+                "'add_generation_prompt' must be true, or with 'continue_final_message' false",
+                param="add_generation_prompt",
+            )
+        return continues
 
     @property
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
-        return len(self.messages) + len(self.tools) + len(self.response_format)
+        return len(self.messages) + len(self.tools) + sum(map(len, self.forms.values()))
 
 
-class CompletionRequest(_SharedRequest, frozen=True, kw_only=True):
+class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Raw
-    max_tokens: Natural | None = None
-    suffix: Raw = ABSENT
     echo: bool | None = None
     best_of: Int64 | None = None
 
     @property
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
-        return len(self.prompt) + len(self.response_format)
+        return len(self.prompt) + sum(map(len, self.forms.values()))
 
     def to_generate(
-        self, model: str, context_tokens_max: int = CONTEXT_TOKENS_MAX
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        sampling: SamplingDefaults = _NO_DEFAULTS,
     ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter.
-
-        Of several prompts the first; the others, `all_prompts` has.
-        """
+        """As `ChatCompletionRequest.to_generate`; of several prompts the first: see `all_prompts`."""
         _refuse_shared(self)
-        refuse(self.suffix, "suffix")
-        refuse(self.best_of, "best_of", harmless=(1, self.choices_each))
+        refuse(self.best_of, "best_of", harmless=(0, 1, self.choices_each))
         prompt, token_ids = self.all_prompts(context_tokens_max)[0]
-        tokens_max = COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
+        tokens_max: int | None = COMPLETION_TOKENS_DEFAULT
+        if self.max_tokens is not None:
+            tokens_max = _tokens_max(self, "max_tokens", may_be_zero=bool(self.echo))
         logprobs = completion_logprobs(self.logprobs)
-        told = None
-        if self.echo and (logprobs is not None or token_ids is not None or not tokens_max):
+        shared = sampling_of(self, sampling)
+        if self.echo and (logprobs is not None or token_ids is not None or tokens_max == 0):
             # The text of token ids only the engine knows.
-            told = logprobs or 0
-        elif not tokens_max:
-            raise RequestError(
-                "'max_tokens' is 0, which leaves no answer but that of 'echo'", param="max_tokens"
-            )
+            shared["prompt_logprobs"] = max(logprobs or 0, self.prompt_logprobs or 0)
         return GenerateRequest(
             model=model,
             prompt=prompt,
             token_ids=token_ids,
             max_tokens=tokens_max,
             logprobs=logprobs,
-            prompt_logprobs=told,
-            **_sampling(self),
+            **shared,
         )
 
     @property
@@ -257,20 +310,67 @@ def _next_seed(seed: int, number: int) -> int:
     return (seed + number + 2**63) % 2**64 - 2**63
 
 
-def _sampling(request: _SharedRequest) -> dict[str, Any]:
-    return {
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+def _tokens_max(request: SharedRequest, name: str, *, may_be_zero: bool = False) -> int | None:
+    """The bound of the answer, which is called `name`; None for none but the context.
+
+    It `may_be_zero` where something else is answered.
+    """
+    tokens_max: int | None = getattr(request, name)
+    if tokens_max is None or tokens_max == _UNBOUNDED:
+        return None
+    if tokens_max == 0 and not may_be_zero:
+        unless = ", or have 'echo'" if isinstance(request, CompletionRequest) else ""
+        raise RequestError(
+            f"'{name}' is 0; it must be at least 1, or -1 for no bound but the context{unless}",
+            param=name,
+        )
+    if (request.min_tokens or 0) > tokens_max:
+        raise RequestError(
+            f"'min_tokens' is {request.min_tokens}, but '{name}' is {tokens_max}",
+            param="min_tokens",
+        )
+    return tokens_max
+
+
+def sampling_of(request: SharedRequest, sampling: SamplingDefaults) -> dict[str, Any]:
+    """What both endpoints say of an answer, as arguments of `GenerateRequest`: sampling, end and form."""
+    found: dict[str, Any] = form_of(forms) if (forms := request.forms) else {}
+    for name, given, default in zip(
+        _SAMPLED, _sampled_values(request), _sampled_values(sampling), strict=True
+    ):
+        if given is not None:
+            found[name] = given
+        elif default is not None:
+            found[name] = default
+    if found.get("top_k") == -1:
+        found["top_k"] = 0
+    if request.ignore_eos:
+        found["ignore_eos"] = True
+    if request.return_token_ids:
+        found["return_token_ids"] = True
+    return found | {
         "seed": request.seed,
         "stop": _stop_strings(request.stop),
-        "top_k": max(request.top_k or 0, 0),
-        "min_p": request.min_p or 0.0,
-        "presence_penalty": request.presence_penalty or 0.0,
-        "frequency_penalty": request.frequency_penalty or 0.0,
-        "repetition_penalty": request.repetition_penalty or 1.0,
         "logit_bias": logit_bias(request.logit_bias),
-        "json_schema": schema_of(request.response_format),
+        "prompt_logprobs": request.prompt_logprobs,
+        "min_tokens": request.min_tokens or 0,
+        "stop_token_ids": _stop_token_ids(request.stop_token_ids),
     }
+
+
+def _stop_token_ids(raw: Raw) -> list[int]:
+    param = "stop_token_ids"
+    if is_absent(raw):
+        return []
+    if len(raw) > _STOP_TOKENS_BYTES_MAX:
+        raise RequestError(f"'{param}' is longer than {_STOP_TOKENS_BYTES_MAX} bytes", param=param)
+    token_ids = decode_part(_tokens_decoder, raw, param)
+    if len(token_ids) > STOP_TOKENS_MAX:
+        raise RequestError(
+            f"'{param}' holds {len(token_ids)} tokens; at most {STOP_TOKENS_MAX} are allowed",
+            param=param,
+        )
+    return token_ids
 
 
 def _stop_strings(raw: Raw) -> list[str]:
@@ -326,7 +426,7 @@ def _list_starts(raw: Raw) -> str:
     return "" if found is None else b"".join(found.groups(b"")).decode("latin-1")
 
 
-def _refuse_shared(request: _SharedRequest) -> None:
+def _refuse_shared(request: SharedRequest) -> None:
     if not 1 <= request.choices_each <= CHOICES_MAX:
         raise RequestError(
             f"'n' is {request.n}; an answer has 1 to {CHOICES_MAX} choices", param="n"
@@ -338,8 +438,8 @@ def _refuse_shared(request: _SharedRequest) -> None:
 
 
 _LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")
-_chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_chat_decoder = BodyDecoder(ChatCompletionRequest, CHAT_FIELDS)
+_completion_decoder = BodyDecoder(CompletionRequest, COMPLETION_FIELDS)
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])
@@ -353,14 +453,14 @@ _Prompts: Any = msgspec.defstruct(
 _prompts_decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(_Prompts)
 
 
-def decode_chat_request(body: Buffer) -> ChatCompletionRequest:
+def decode_chat_request(body: Buffer, tell: Tell | None = None) -> ChatCompletionRequest:
     """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return decode_json(_chat_decoder, body)
+    return _chat_decoder.decode(body, tell)
 
 
-def decode_completion_request(body: Buffer) -> CompletionRequest:
+def decode_completion_request(body: Buffer, tell: Tell | None = None) -> CompletionRequest:
     """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return decode_json(_completion_decoder, body)
+    return _completion_decoder.decode(body, tell)
 
 
 # --- the messages of a chat, and the turns that they are to an engine -------------------------

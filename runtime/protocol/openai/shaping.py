@@ -63,6 +63,8 @@ class _JsonSchema(msgspec.Struct, frozen=True):
 class _ResponseFormat(msgspec.Struct, frozen=True):
     type: str
     json_schema: _JsonSchema | None = None
+    schema: Raw = ABSENT
+    """Of `json_object`, as llama.cpp's server has it."""
 
 
 _bool_decoder = msgspec.json.Decoder(bool)
@@ -70,6 +72,7 @@ _top_decoder = msgspec.json.Decoder(TopLogprobs)
 _bool_or_top_decoder: msgspec.json.Decoder[bool | int] = msgspec.json.Decoder(bool | TopLogprobs)
 _bias_decoder = msgspec.json.Decoder(dict[TokenId, Bias])
 _format_decoder = msgspec.json.Decoder(_ResponseFormat)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 _any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
@@ -120,6 +123,9 @@ def logit_bias(raw: Raw) -> dict[int, float]:
     return {token_id: bias for token_id, bias in biases.items() if bias}
 
 
+ANY_OBJECT: Final = '{"type":"object"}'
+
+
 def schema_of(raw: Raw) -> str:
     """The JSON schema that `response_format` asks for; empty if the answer is just text."""
     param = "response_format"
@@ -131,7 +137,9 @@ def schema_of(raw: Raw) -> str:
     if found.type == "text":
         return ""
     if found.type == "json_object":
-        return '{"type":"object"}'
+        if not is_absent(found.schema):
+            return json_text(found.schema, f"{param}.schema")
+        return ANY_OBJECT
     if found.type != "json_schema":
         raise RequestError(
             f"'{param}.type' is {found.type[:40]!r}; it must be text, json_object or json_schema",
@@ -143,6 +151,16 @@ def schema_of(raw: Raw) -> str:
     return json_text(found.json_schema.schema, f"{param}.json_schema.schema")
 
 
+def object_text(raw: Raw, param: str) -> str:
+    """The JSON object in `raw` in its shortest form; empty if it has no members."""
+    if is_absent(raw):
+        return ""
+    if len(raw) > SCHEMA_CHARS_MAX:
+        raise RequestError(f"'{param}' is longer than {SCHEMA_CHARS_MAX} bytes", param=param)
+    value = decode_part(_object_decoder, raw, param)
+    return msgspec.json.encode(value).decode() if value else ""
+
+
 def json_text(raw: Raw, param: str) -> str:
     """The JSON in `raw`, an object or a boolean as schemas are, in its shortest form."""
     value = decode_part(_any_decoder, raw, param)
@@ -151,14 +169,21 @@ def json_text(raw: Raw, param: str) -> str:
     return msgspec.json.encode(value).decode()
 
 
+NOTHING: Final[tuple[Any, ...]] = (False, 0, 0.0, "", [], {})
+"""What most parameters are when they ask for nothing."""
+
+
 def refuse(
     value: Raw | float | None,
     param: str,
     *,
-    harmless: tuple[Any, ...] = (),
-    empty_is_harmless: bool = True,
+    harmless: tuple[Any, ...] = NOTHING,
+    instead: str = "",
 ) -> None:
-    """Raise unless the value of an unsupported parameter leaves the answer as it is."""
+    """Raise unless the value of an unsupported parameter leaves the answer as it is.
+
+    `instead` says what to do, such as `use tools`.
+    """
     found: Any = value
     if value is ABSENT or value is None:
         return
@@ -167,12 +192,11 @@ def refuse(
             return
         is_short = len(value) <= _SHORT_BYTES_MAX
         found = decode_part(_any_decoder, value, param) if is_short else value
-    if found is None or (empty_is_harmless and not found):
-        return
     # `1 == True` in Python, so the type is compared as well.
-    if any(type(found) is type(known) and found == known for known in harmless):
+    if any(type(found) is type(known) and found == known for known in (None, *harmless)):
         return
-    raise RequestError(f"'{param}' is not supported by this server", param=param)
+    hint = f"; {instead}" if instead else ""
+    raise RequestError(f"'{param}' is not supported by this server{hint}", param=param)
 
 
 # --- tools -----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from trinamo.runtime.protocol.openai.generate import (
     FinishReason,
     GenerateRequest,
     ModelCard,
+    SamplingDefaults,
 )
 
 # Makes a generator of a function that yields nothing.
@@ -380,3 +381,50 @@ async def test_the_prompt_s_length_is_what_the_engine_said_last(
     assert answer.json()["usage"]["prompt_tokens"] == 7
     await running.wait_quiet()
     assert running.value("input_tokens_total", model="local", endpoint="chat") == 7
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore", "refuse"])
+async def test_a_field_that_nobody_knows_is_told_of_as_configured(
+    serve: Any, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await serve(unknown_fields=policy)
+    answer = await post(running, "/v1/chat/completions", {**HELLO, "min_tokn": 1, "user": "me"})
+    told = "min_tokn (did you mean min_tokens?)"
+    assert answer.headers.get("x-trinamo-unknown-fields") == (told if policy == "warn" else None)
+    assert (told in caplog.text) == (policy == "warn")
+    if policy == "refuse":
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (
+            400,
+            "min_tokn",
+            "invalid_request",
+        )
+        assert told in error["message"]
+        assert running.engine.requests == []
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello ✓"
+    plain = await post(running, "/v1/chat/completions", {**HELLO, "user": "me"})
+    assert plain.status_code == 200
+    assert "x-trinamo-unknown-fields" not in plain.headers
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+async def test_what_holds_an_answer_to_a_form_is_never_passed_over(serve: Any, policy: str) -> None:
+    running = await serve(unknown_fields=policy)
+    manager = running.service.model_manager()
+    manager.add_model(ModelCard(name="bare", endpoint="a/b/d"), running.engine)
+    for name, value in (("guided_choice", ["a"]), ("regex", "a"), ("structural_tag", "{}")):
+        answer = await post(
+            running, "/v1/chat/completions", {**HELLO, "model": "bare", name: value}
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert running.engine.requests == []
+
+
+async def test_what_a_request_leaves_out_is_as_the_model_s_card_says(serve: Any) -> None:
+    running = await serve()
+    card = ModelCard(name="cool", endpoint="a/b/d", sampling=SamplingDefaults(temperature=0.2))
+    running.service.model_manager().add_model(card, running.engine)
+    for body in ({"model": "cool"}, {"model": "cool", "temperature": 0.7}, {}):
+        await post(running, "/v1/chat/completions", {**HELLO, **body})
+    assert [each.temperature for each in running.engine.requests] == [0.2, 0.7, 1.0]

@@ -32,6 +32,8 @@ NO_DELTAS: list[Delta] = []
 
 ROWS = [
     (errors.RequestError("m"), 400, "invalid_request_error", None),
+    (errors.ContextLengthError("m"), 400, "invalid_request_error", None),
+    (errors.UnsupportedEndpointError("m"), 400, "invalid_request_error", None),
     (errors.ModelNotFoundError("m"), 404, "invalid_request_error", None),
     (PathNotFoundError("m"), 404, "invalid_request_error", None),
     (MethodNotAllowedError("m"), 405, "invalid_request_error", None),

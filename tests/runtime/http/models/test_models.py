@@ -10,7 +10,11 @@ import pytest
 
 from trinamo import HttpService
 from trinamo.runtime.context import Context
-from trinamo.runtime.errors import ModelAlreadyExistsError, ModelNotFoundError
+from trinamo.runtime.errors import (
+    ModelAlreadyExistsError,
+    ModelNotFoundError,
+    UnsupportedEndpointError,
+)
 from trinamo.runtime.http.models.models import ModelAwayError, ModelKind, ModelManager
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
@@ -72,12 +76,17 @@ def test_nobody_is_unknown_while_some_have_not_said_what_they_serve() -> None:
     assert made.find("a", CHAT)[0] == "a"
 
 
-def test_what_no_model_does_is_told_with_the_models_there_are() -> None:
-    for name in ("b", None):
+def test_what_no_model_does_is_told_with_what_works_and_is_no_lack_of_a_model() -> None:
+    """A proxy puts a model aside for which it was told 404."""
+    works = "use /v1/chat/completions"
+    for name, who in ((None, "no model served here answers"), ("a", "'a' does not answer")):
         with pytest.raises(
-            ModelNotFoundError, match="no model served here has embeddings; there are: a"
-        ):
+            UnsupportedEndpointError, match=f"{who} /v1/embeddings; {works}"
+        ) as caught:
             manager("a").find(name, ModelKind.EMBEDDINGS)
+        assert caught.value.param is None
+    with pytest.raises(ModelNotFoundError, match="'b' does not exist; served here: a"):
+        manager("a").find("b", ModelKind.EMBEDDINGS)
 
 
 def test_removing_another_model_keeps_the_default() -> None:
@@ -145,6 +154,10 @@ async def test_models_are_listed_and_described(serve: Any) -> None:
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["local", "org/name"]
     facts = {"object": "model", "created": 7, "owned_by": "trinamo", "root": "org/name"}
+    obeyed = one.pop("supported_parameters")
+    assert {"prompt", "temperature", "stop"} < set(obeyed)
+    assert not {"messages", "tools", "top_k"} & set(obeyed)
+    assert "tools" in listed["data"][0]["supported_parameters"]
     assert one == {"id": "org/name", **facts}
     assert (none.status_code, none.json()["error"]["code"]) == (404, "model_not_found")
 

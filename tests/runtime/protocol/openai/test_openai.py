@@ -118,7 +118,7 @@ SHARED_BAD = [
     ({"n": 0}, "n"),
     ({"n": "1"}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),

@@ -24,7 +24,7 @@ USER: Final = {"role": "user", "content": "a"}
 TOOL: Final = {"type": "function", "function": {"name": "f"}}
 SHARED: Final[dict[str, list[Any]]] = {
     "model": [1, "none"],
-    "max_tokens": [0, -1, 1.5, "1", 2**31],
+    "max_tokens": [0, -2, 1.5, "1", 2**31],
     "temperature": [-0.1, 2.1, "1", 1e999],
     "top_p": [0, 1.5, -1],
     "seed": [2**63, 1.5],
@@ -39,6 +39,21 @@ SHARED: Final[dict[str, list[Any]]] = {
     "min_p": [-0.1, 1.1, 0.5],
     "logit_bias": [{"1": 101}, {"-1": 1}, {"a": 1}, [1]],
     "response_format": [{"type": "xml"}, {"type": "json_schema"}, {}, {"type": "json_object"}],
+    "structured_outputs": [{"choice": ["a"]}, {"json": {}}, {}, {"regex": "a", "choice": ["a"]}, 1],
+    "guided_choice": [["a"], []],
+    "guided_regex": ["a"],
+    "guided_json": [{}],
+    "grammar": ['root ::= "a"', 'start: "a"'],
+    "ignore_eos": [True, 1],
+    "min_tokens": [1, 2, -1],
+    "stop_token_ids": [[1], [-1], [1] * 129],
+    "prompt_logprobs": [1, 21],
+    "return_token_ids": [True],
+    "n_predict": [5, -1],
+    "options": [{"temperature": 0}],
+    "bad_words": [["a"]],
+    "skip_special_tokens": [False, True],
+    "min_tokn": [1],
 }
 CHATS: Final[dict[str, list[Any]]] = {
     **SHARED,
@@ -67,6 +82,9 @@ CHATS: Final[dict[str, list[Any]]] = {
     "modalities": [["audio"]],
     "audio": [{"voice": "a"}],
     "web_search_options": [{}],
+    "chat_template_kwargs": [{"a": 1}, {}, 1],
+    "continue_final_message": [True, False],
+    "add_generation_prompt": [True, False],
 }
 COMPLETIONS: Final[dict[str, list[Any]]] = {
     **SHARED,

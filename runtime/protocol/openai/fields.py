@@ -1,0 +1,345 @@
+"""Every field that a client's body may have, by endpoint, and what becomes of it: one table.
+
+A body is decoded by `BodyDecoder`, and whatever tells of fields reads the same table: refusals, a
+model's entry in `/v1/models`, `/openapi.json` and `docs/fields.md`. An endpoint has a struct of what
+it obeys (`requests.py`) and a mapping here, which a test holds to it. What this file does not do:
+values (`shaping.py`), and what happens on a field that nobody knows (`http/chat.py`).
+
+A body of known fields is decoded once. Only one that has others is looked at again, and then what
+can be long stays undecoded: a body of four megabytes may hold half a million names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import msgspec
+from msgspec import Raw
+from typing_extensions import Buffer
+
+from ..undecodable import UNDECODABLE
+from .generate import ASKING, Feature
+from .shaping import ABSENT, NOTHING, decode_json, refuse
+
+UNKNOWN_MAX: Final = 8
+"""So many names that nobody knows are told of one request."""
+_NAME_CHARS_MAX: Final = 64
+_UNKNOWN_BYTES_MAX: Final = 1 << 16
+"""Of a body, beside the values of known fields: in longer ones only the first unknown is found."""
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
+
+OPENAI: Final = "OpenAI"
+VLLM: Final = "vLLM"
+SGLANG: Final = "SGLang"
+LLAMACPP: Final = "llama.cpp"
+OLLAMA: Final = "Ollama"
+
+
+class Use(enum.StrEnum):
+    """What becomes of a field."""
+
+    OBEYED = "obeyed"
+    """It does what it says, where the engine has its feature; else it is refused by name."""
+    REFUSED = "refused"
+    """It would change the answer, and nothing here does it: a 400 that names it, unless its value is
+    one of the harmless ones."""
+    LABEL = "label"
+    """It cannot change the answer: whatever it says, it passes."""
+
+
+class Message(msgspec.Struct):
+    """One turn of a chat."""
+
+    role: str
+    """`system`, `developer`, `user`, `assistant` or `tool`."""
+    content: str | list[dict[str, Any]] | None = None
+    """Text, or parts of it; parts that are no text, only of models that understand them."""
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+@attrs.frozen
+class Field:
+    """One field of one endpoint."""
+
+    use: Use
+    about: str = ""
+    """What it does, or what to use in its place."""
+    of: str = OPENAI
+    """Whose it is."""
+    sets: tuple[str, ...] = ()
+    """The fields of `GenerateRequest` that it sets, where they are called otherwise."""
+    type: Any = Any
+    """Of its value, where the endpoint's struct keeps the bytes for later."""
+    harmless: tuple[Any, ...] = NOTHING
+    """Values with which one that is refused changes nothing; null always does."""
+    is_form: bool = False
+    """It holds the answer to a form, which begins anew with it: see `FORMS`."""
+
+    def features(self, name: str) -> list[Feature]:
+        """Of which an engine needs one at least to obey it; none for what every engine does."""
+        sets = self.sets or (name,)
+        return list(dict.fromkeys(feature for field, _, feature, _ in ASKING if field in sets))
+
+
+def _obeyed(about: str, of: str = OPENAI, **more: Any) -> Field:
+    return Field(Use.OBEYED, about, of, **more)
+
+
+def _form(about: str, of: str, *sets: str, type: Any = str) -> Field:  # noqa: A002 -- as `Field` has it
+    return Field(Use.OBEYED, about, of, sets, type, is_form=True)
+
+
+def _refused(about: str = "", of: str = OPENAI, harmless: tuple[Any, ...] = NOTHING) -> Field:
+    return Field(Use.REFUSED, about, of, harmless=harmless)
+
+
+def _labels(of: str, *names: str) -> dict[str, Field]:
+    return dict.fromkeys(names, Field(Use.LABEL, of=of))
+
+
+_ONE: Final = (1, 1.0)
+_TRUE: Final = (True,)
+
+# fmt: off
+_SHARED: Final[dict[str, Field]] = {
+    "model": _obeyed("A name of `/v1/models`; the oldest model if it is left out."),
+    "max_tokens": _obeyed("At least 1; -1 for no bound but the model's context."),
+    "temperature": _obeyed("From 0, which is greedy, to 2."),
+    "top_p": _obeyed("Above 0, at most 1."),
+    "top_k": _obeyed("-1 and 0 are all tokens.", VLLM),
+    "min_p": _obeyed("From 0 to 1.", VLLM),
+    "seed": _obeyed("The same seed gives the same tokens."),
+    "presence_penalty": _obeyed("From -2 to 2, of the answer so far."),
+    "frequency_penalty": _obeyed("From -2 to 2, of the answer so far."),
+    "repetition_penalty": _obeyed("Above 0, at most 2, of the prompt too.", VLLM),
+    "logit_bias": _obeyed("At most 1024 tokens, from -100 to 100.", type=dict[str, float]),
+    "stop": _obeyed("At most 32 strings of 4096 characters.", type=str | list[str]),
+    "stop_token_ids": _obeyed("At most 128 tokens that end the answer.", VLLM, type=list[int]),
+    "ignore_eos": _obeyed("The model's end tokens do not end the answer.", VLLM),
+    "min_tokens": _obeyed("No end token before so many tokens.", VLLM),
+    "prompt_logprobs": _obeyed("So many alternatives, at most 20, for each token of the prompt.", VLLM),
+    "return_token_ids": _obeyed("The answer tells the ids of its tokens, and of the prompt's.", VLLM),
+    "stream": _obeyed("Whether the answer comes as events."),
+    "stream_options": _obeyed("`include_usage`: the stream ends with the usage."),
+    "n": _obeyed("So many choices, at most 128 for all prompts."),
+    "response_format": _form(
+        "`text`, `json_object` or `json_schema`; a schema of at most 64 KiB.", OPENAI, "json_schema",
+        type=dict[str, Any],
+    ),
+    "structured_outputs": _form(
+        "One of `json`, `regex`, `choice`, `grammar` and `json_object`.", VLLM,
+        "json_schema", "regex", "choices", "grammar", type=dict[str, Any],
+    ),
+    "guided_json": _form("As `structured_outputs.json`.", VLLM, "json_schema", type=str | dict[str, Any]),
+    "guided_regex": _form("As `structured_outputs.regex`.", VLLM, "regex"),
+    "guided_choice": _form("As `structured_outputs.choice`.", VLLM, "choices", type=list[str]),
+    "guided_grammar": _form("As `structured_outputs.grammar`.", VLLM, "grammar"),
+    "regex": _form("As `structured_outputs.regex`.", SGLANG, "regex"),
+    "ebnf": _form("As `structured_outputs.grammar`.", SGLANG, "grammar"),
+    "json_schema": _form(
+        "As `structured_outputs.json`.", f"{SGLANG}, {LLAMACPP}", "json_schema",
+        type=str | dict[str, Any],
+    ),
+    "grammar": _form("As `structured_outputs.grammar`.", LLAMACPP, "grammar"),
+    "structural_tag": _refused("use response_format", VLLM),
+    "guided_whitespace_pattern": _refused("", VLLM),
+    "logits_processors": _refused("", VLLM),
+    "custom_logit_processor": _refused("", SGLANG),
+    "bad_words": _refused("use logit_bias", VLLM),
+    "allowed_token_ids": _refused("use structured_outputs", VLLM),
+    "use_beam_search": _refused("", VLLM),
+    "length_penalty": _refused("", VLLM, _ONE),
+    "include_stop_str_in_output": _refused("", VLLM),
+    "skip_special_tokens": _refused("", VLLM, _TRUE),
+    "spaces_between_special_tokens": _refused("", VLLM, _TRUE),
+    "truncate_prompt_tokens": _refused("shorten the prompt", VLLM, (-1,)),
+    "thinking_token_budget": _refused("use max_tokens", VLLM),
+    "kv_transfer_params": _refused("", VLLM),
+    "cache_salt": _refused("give each client a key of its own", VLLM),
+    "vllm_xargs": _refused("", VLLM),
+    "lora_path": _refused("name the model", SGLANG),
+    "session_params": _refused("", SGLANG),
+    "no_stop_trim": _refused("", SGLANG),
+    "return_hidden_states": _refused("", SGLANG),
+    "n_predict": _refused("use max_tokens", LLAMACPP, (-1,)),
+    "repeat_penalty": _refused("use repetition_penalty", LLAMACPP, _ONE),
+    "typical_p": _refused("use top_p", LLAMACPP, _ONE),
+    "mirostat": _refused("use top_p", LLAMACPP),
+    "xtc_probability": _refused("use min_p", LLAMACPP),
+    "dry_multiplier": _refused("use repetition_penalty", LLAMACPP),
+    "dynatemp_range": _refused("use temperature", LLAMACPP),
+    "lora": _refused("name the model", LLAMACPP),
+    "options": _refused("send what it holds as fields of its own", OLLAMA),
+    **_labels(OPENAI, "user", "store", "metadata", "service_tier", "safety_identifier",
+              "prompt_cache_key", "prompt_cache_retention"),
+    **_labels(VLLM, "priority", "request_id", "guided_decoding_backend", "include_reasoning"),
+    **_labels(SGLANG, "rid", "separate_reasoning", "stream_reasoning"),
+    # What belongs to samplers that are refused above does nothing without them.
+    **_labels(LLAMACPP, "cache_prompt", "id_slot", "timings_per_token", "mirostat_tau",
+              "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
+              "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent"),
+    **_labels(OLLAMA, "keep_alive"),
+}
+
+CHAT_FIELDS: Final[Mapping[str, Field]] = {
+    "messages": _obeyed("Turns of text.", type=list[Message]),
+    **_SHARED,
+    "max_completion_tokens": _obeyed("As `max_tokens`, which it goes before.", sets=("max_tokens",)),
+    "logprobs": _obeyed("Of the model itself, before temperature, biases, penalties and grammar.", type=bool),
+    "top_logprobs": _obeyed("At most 20 alternatives.", sets=("logprobs",), type=int),
+    "tools": _obeyed("At most 128 functions.", type=list[dict[str, Any]]),
+    "tool_choice": _obeyed("`none`, `auto`, `required`, or a function.", sets=("tools",), type=str | dict[str, Any]),
+    "parallel_tool_calls": _obeyed("Whether an answer may hold several calls.", sets=("tools",)),
+    "chat_template_kwargs": _obeyed("What the chat template is given besides.", VLLM, type=dict[str, Any]),
+    "continue_final_message": _obeyed("The answer goes on with the last turn, an assistant's.", VLLM),
+    "add_generation_prompt": _obeyed(
+        "True, or false with `continue_final_message`.", VLLM, sets=("continue_final_message",)
+    ),
+    "functions": _refused("use tools"),
+    "function_call": _refused("use tool_choice", harmless=("none", "auto", *NOTHING)),
+    "modalities": _refused("", harmless=(["text"], [])),
+    "audio": _refused(),
+    "web_search_options": _refused("", harmless=()),
+    "chat_template": _refused("the model's own is used", VLLM),
+    "documents": _refused("put them into messages", VLLM),
+    "mm_processor_kwargs": _refused("", VLLM),
+    "add_special_tokens": _refused("the chat template writes them", VLLM),
+    "echo": _refused("", VLLM),
+    **_labels(OPENAI, "verbosity", "reasoning_effort", "prediction"),
+}
+
+COMPLETION_FIELDS: Final[Mapping[str, Field]] = {
+    "prompt": _obeyed("Text, or token ids, or a list of these.", type=str | list[str | int | list[int]]),
+    **_SHARED,
+    "logprobs": _obeyed("So many alternatives, at most 20, for each token.", type=int),
+    "echo": _obeyed("The text begins with the prompt; `max_tokens` may be 0."),
+    "best_of": _obeyed("1, or as `n`."),
+    "suffix": _refused(),
+    "add_special_tokens": _refused("", VLLM, _TRUE),
+}
+
+ENDPOINTS: Final[Mapping[str, Mapping[str, Field]]] = {
+    "/v1/chat/completions": CHAT_FIELDS,
+    "/v1/completions": COMPLETION_FIELDS,
+}
+"""The fields of each endpoint, by its path. To models that pass requests through all go unread."""
+# fmt: on
+
+FORMS: Final = tuple(name for name, field in _SHARED.items() if field.is_form)
+"""What holds an answer to a form, in order; one of them at most does in a request."""
+
+
+def supported(endpoints: Iterable[str], features: Collection[str]) -> list[str]:
+    """The fields that an engine with `features` obeys on any of those endpoints, sorted."""
+    found = {
+        name
+        for endpoint in endpoints
+        for name, field in ENDPOINTS.get(endpoint, {}).items()
+        if field.use is Use.OBEYED
+        if not (asked := field.features(name)) or any(each in features for each in asked)
+    }
+    return sorted(found)
+
+
+@attrs.frozen
+class UnknownFields:
+    """Fields of one request that nobody knows; their names can stand in a header and in a log."""
+
+    names: list[str]
+    """The first `UNKNOWN_MAX` of them, shortened."""
+    sentence: str
+    """Such as `min_tokn (did you mean min_tokens?), and 2 more`."""
+
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class BodyDecoder(Generic[_Struct]):
+    """Makes a `kind` of a body, whose `fields` are its endpoint's.
+
+    `kind` has a member for each field that is obeyed, and ignores what it does not know.
+    """
+
+    def __init__(self, kind: type[_Struct], fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+        self._obeyed = tuple(n for n, field in fields.items() if field.use is Use.OBEYED)
+        self._lenient = msgspec.json.Decoder(kind)
+        labels = [name for name, field in fields.items() if field.use is Use.LABEL]
+        self._strict = msgspec.json.Decoder(_strict(kind, labels))
+        every = msgspec.defstruct("Fields", [(name, Raw, ABSENT) for name in fields])
+        self._any = msgspec.json.Decoder(every)
+        self._every = msgspec.json.Decoder(_strict(every))
+
+    def decode(self, body: Buffer, tell: Callable[[UnknownFields], None] | None = None) -> _Struct:
+        """The request in `body`; `tell` is called if it has fields that nobody knows.
+
+        Raises `RequestError` naming the field that is wrong or refused, and what `tell` raises.
+        """
+        try:
+            return self._strict.decode(body)
+        except UNDECODABLE as error:
+            is_unknown = _UNKNOWN.match(str(error))
+        # Also what is no JSON: this says so.
+        request = decode_json(self._lenient, body)
+        unknown = self._look(body) if is_unknown else None
+        if unknown is not None and tell is not None:
+            tell(unknown)
+        return request
+
+    def _look(self, body: Buffer) -> UnknownFields | None:
+        """Refuse what is refused; then what is left that nobody knows, if anything is."""
+        first = ""
+        try:
+            values = self._every.decode(body)
+        except msgspec.ValidationError as error:
+            unknown = _UNKNOWN.match(str(error))
+            first = unknown[1] if unknown else ""
+            values = self._any.decode(body)
+        size = 0
+        for name, field in self._fields.items():
+            value = getattr(values, name)
+            size += len(value)
+            if field.use is Use.REFUSED:
+                refuse(value, name, harmless=field.harmless, instead=field.about)
+        if not first:
+            return None
+        names = [first]
+        if memoryview(body).nbytes - size <= _UNKNOWN_BYTES_MAX:
+            members = _members_decoder.decode(body)
+            names = [name for name in members if name not in self._fields]
+        told = [_UNSAFE.sub("?", name[:_NAME_CHARS_MAX]) for name in names[:UNKNOWN_MAX]]
+        sentences = [_with_hint(name, self._obeyed) for name in told]
+        if len(names) > UNKNOWN_MAX:
+            sentences.append(f"and {len(names) - UNKNOWN_MAX} more")
+        return UnknownFields(told, ", ".join(sentences))
+
+
+_members_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _strict(kind: type[_Struct], labels: Iterable[str] = ()) -> type[_Struct]:
+    """The same, of bodies that have nothing besides but `labels`."""
+    made: Any = msgspec.defstruct(
+        kind.__name__,
+        [(name, Raw, ABSENT) for name in labels],
+        bases=(kind,),
+        frozen=kind.__struct_config__.frozen,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1024)
+def _with_hint(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"{name} (did you mean {near[0]}?)" if near else name
