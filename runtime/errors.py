@@ -9,6 +9,7 @@ is rebuilt from it on the other side by `error_from_wire`. HTTP status codes liv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -138,7 +139,7 @@ class OverloadedError(TrinamoError):
         *,
         bound: str = "",
         value: float = 0,
-        retry_after_s: int = 0,
+        retry_after_s: float = 0,
         definite: bool | None = None,
     ) -> None:
         super().__init__(message, definite=definite)
@@ -344,15 +345,17 @@ def _concrete(cls: type[TrinamoError]) -> dict[str, type[TrinamoError]]:
 
 
 def error_to_wire(error: TrinamoError) -> dict[str, Any]:
-    """The fields that travel: `code`, `message`, `definite`, and `retry_after_s` where there is one."""
+    """The fields that travel: `code`, `message`, `definite`; `retry_after_s` and `param` where they are."""
     told = {"code": error.code, "message": error.message, "definite": error.definite}
     if isinstance(error, OverloadedError) and error.retry_after_s:
-        told["retry_after_s"] = error.retry_after_s
+        told["retry_after_s"] = math.ceil(error.retry_after_s)
+    if isinstance(error, RequestError) and error.param:
+        told["param"] = error.param
     return told
 
 
 def error_from_wire(
-    code: str, message: str, *, definite: bool, retry_after_s: int = 0
+    code: str, message: str, *, definite: bool, retry_after_s: int = 0, param: str = ""
 ) -> TrinamoError:
     """Rebuild the error a peer told us about; an unknown code becomes an `EngineError`.
 
@@ -364,4 +367,6 @@ def error_from_wire(
         cls = EngineError
     if issubclass(cls, OverloadedError):
         return cls(message, definite=definite, retry_after_s=retry_after_s)
+    if issubclass(cls, RequestError):
+        return cls(message, definite=definite, param=param or None)
     return cls(message, definite=definite)

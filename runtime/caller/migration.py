@@ -323,7 +323,8 @@ class MigratingAnswer(Sink[Delta]):
         text = f"{error.message} ({'; '.join(says)})"
         # What has begun may have happened.
         definite = error.definite and not (self._delivered_count or self._is_long)
-        raise error_from_wire(error.code, text, definite=definite) from error
+        param = getattr(error, "param", None) or ""
+        raise error_from_wire(error.code, text, definite=definite, param=param) from error
 
     def _resumed(self) -> GenerateRequest:
         if self._opening:

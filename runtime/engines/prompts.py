@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
-from ..errors import RequestError
+from ..errors import ContextLengthError, RequestError
 from ..protocol.openai.generate import GenerateRequest
 
 Tokenizer = Callable[[GenerateRequest, int], list[int]]
@@ -46,16 +46,18 @@ def tokenizer_of(name: str) -> Tokenizer | None:
     return {BYTES_EXACT: encode_exact, BYTES_MOCKER: encode_mocker}.get(name)
 
 
-def check_prompt_fits(prompt_tokens: int, context_tokens_max: int) -> None:
-    """Raise `RequestError` unless the prompt leaves room for at least one generated token."""
+def check_prompt_fits(
+    prompt_tokens: int, context_tokens_max: int, request: GenerateRequest | None = None
+) -> None:
+    """Raise `ContextLengthError` unless the prompt leaves room for at least one generated token.
+
+    Its parameter is that of `request`, if it is known.
+    """
     if prompt_tokens == 0:
         raise RequestError("the prompt is empty", param="prompt")
     if prompt_tokens >= context_tokens_max:
-        raise RequestError(
-            f"the prompt has {prompt_tokens} tokens, but the model's context holds"
-            f" {context_tokens_max} tokens, prompt and answer together; shorten it",
-            param="prompt",
-        )
+        param = "prompt" if request is None or request.messages is None else "messages"
+        raise ContextLengthError.of(context_tokens_max, f"{prompt_tokens} tokens", param)
 
 
 def encode_exact(request: GenerateRequest, context_tokens_max: int) -> list[int]:
@@ -66,7 +68,7 @@ def encode_exact(request: GenerateRequest, context_tokens_max: int) -> list[int]
     contents = [request.prompt or ""] if messages is None else [m.content for m in messages]
     texts = [content.encode("utf-8", "replace") for content in contents]
     # Before there is a list of them: the text may be many megabytes.
-    check_prompt_fits(sum(map(len, texts)) + 1, context_tokens_max)
+    check_prompt_fits(sum(map(len, texts)) + 1, context_tokens_max, request)
     if messages is None:
         return [Special.START, *texts[0]]
     token_ids = [int(Special.START)]
@@ -85,11 +87,11 @@ def encode_mocker(request: GenerateRequest, context_tokens_max: int) -> list[int
     else:
         turns = (f"<{each.role}>{each.content}" for each in request.messages)
         text = "".join(turns).encode("utf-8", "replace")
-    check_prompt_fits(len(text) + 1, context_tokens_max)
+    check_prompt_fits(len(text) + 1, context_tokens_max, request)
     return [START, *text]
 
 
 def _checked(token_ids: list[int], vocabulary: int) -> list[int]:
     if not all(0 <= token_id < vocabulary for token_id in token_ids):
-        raise RequestError(f"every token id must be from 0 to {vocabulary - 1}", param="token_ids")
+        raise RequestError(f"every token id must be from 0 to {vocabulary - 1}", param="prompt")
     return list(token_ids)

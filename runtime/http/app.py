@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -20,7 +20,13 @@ from starlette.routing import BaseRoute, Route
 
 from ..config.http import HttpConfig
 from ..config.keys import is_loopback
-from ..errors import LocalProtocolError, RequestError, TrinamoError, UnavailableError
+from ..errors import (
+    LocalProtocolError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+    UnsupportedEndpointError,
+)
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
 from ..traces.ring import Traces, view_requests
@@ -28,7 +34,7 @@ from ..view.overview import FrontendView
 from ..view.requests import ask_places
 from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission
-from .admission.cors import AllowsOrigins
+from .admission.cors import PREFIX, AllowsOrigins
 from .admission.keys import ApiKeys
 from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
 from .exchanges import Handler
@@ -39,6 +45,15 @@ from .status import ForbiddenError, MethodNotAllowedError, PathNotFoundError, an
 from .transport import Fetch
 
 _encode = msgspec.json.Encoder().encode
+_OF_OPENAI: Final = tuple(
+    f"/v1/{name}"
+    for name in (
+        *(each.path.removeprefix("/v1/") for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)),
+        *("messages", "audio/", "images/", "videos", "moderations", "rerank", "realtime", "files"),
+        *("uploads", "batches", "fine_tuning/", "assistants", "threads", "vector_stores"),
+    )
+)
+"""What other servers of this API have. Proxies that are told 404 put the model aside for everybody."""
 
 
 def build_handlers(
@@ -75,7 +90,10 @@ def build_app(
         return json_response(manager.describe_all())
 
     async def describe_model(request: Request) -> Response:
-        return json_response(manager.describe(request.path_params["model"]))
+        model = request.path_params["model"]
+        if not model:
+            raise _nothing_at(request)
+        return json_response(manager.describe(model))
 
     async def health(_: Request) -> Response:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
@@ -304,14 +322,29 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     ours: RequestError
     if error.status_code == 405:
-        ours = MethodNotAllowedError(f"{request.method} is not allowed on {path}")
+        asks_first = request.method == "OPTIONS" and path.startswith(PREFIX)
+        hint = "; a page may ask whose origin stands in http.cors_origins" if asks_first else ""
+        ours = MethodNotAllowedError(f"{request.method} is not allowed on {path}{hint}")
     elif error.status_code == 404:
-        ours = PathNotFoundError(f"there is nothing at {path}")
+        ours = _nothing_at(request)
     else:
         ours = RequestError(error.detail)
     response = await _answer_error(request, ours)
     response.headers.update(error.headers or {})
     return response
+
+
+def _nothing_at(request: Request) -> RequestError:
+    """Why a path is none: it is written otherwise, nobody does that here, or it is no path at all."""
+    path = request.url.path
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    for meant in (path.rstrip("/"), f"/v1{path.rstrip('/')}"):
+        if any(each.path == meant for each in routes):
+            return PathNotFoundError(f"there is nothing at {path[:200]}; did you mean {meant}?")
+    works = [each.path for each in routes if "POST" in (each.methods or ())]
+    if works and path.startswith(_OF_OPENAI):
+        return UnsupportedEndpointError.of("this server", path[:200], works)
+    return PathNotFoundError(f"there is nothing at {path[:200]}")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -222,7 +222,10 @@ class Inference:
             post.tenant = key.tenant
         post.deadline = find_deadline(exchange.headers, config.answer_timeout_s)
         party = post.tenant or party_of(exchange.address)
-        with admission.arriving(post.id, party) as ticket, Body(admission.bodies, party) as body:
+        with (
+            admission.arriving(post.id, party, post.headers) as ticket,
+            Body(admission.bodies, party) as body,
+        ):
             ticket.sees_workers = key is None or key.is_operator
             if admission.busy is not None:
                 admission.check_load(self._manager.engines(self._endpoint.kind), party)

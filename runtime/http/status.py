@@ -7,6 +7,7 @@ event after it. Messages of our own bugs stay in the log; clients get a sentence
 from __future__ import annotations
 
 import http
+import math
 import re
 from typing import ClassVar, Final
 
@@ -104,6 +105,9 @@ class StatusRow:
     status: int
     type: str
     retry_after_s: int | None = None
+    helps: bool | None = None
+    """Whether asking again helps, where programs that cannot tell ask again: for 408, 409, 429 and from
+    500 on OpenAI's do. None: it may."""
     sentence: str = ""
     """What a client is told in place of the message, which then only the log has: an engine's or a
     library's text may hold paths, addresses and other people's prompts."""
@@ -132,37 +136,37 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     PathNotFoundError:       StatusRow(404, _CLIENT),
     MethodNotAllowedError:   StatusRow(405, _CLIENT),
     BodyTimeoutError:        StatusRow(408, _CLIENT),
-    ModelAlreadyExistsError: StatusRow(409, _CLIENT),
+    ModelAlreadyExistsError: StatusRow(409, _CLIENT, helps=False),
     BodyTooLargeError:       StatusRow(413, _CLIENT),
     MediaTypeError:          StatusRow(415, _CLIENT),
     HostNotAllowedError:     StatusRow(421, _CLIENT),
-    UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S),
-    OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S),
-    RateLimitedError:        StatusRow(429, _CLIENT, RETRY_AFTER_S),
-    RateLimitExceededError:  StatusRow(429, "requests", RETRY_AFTER_S),
-    RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S),
-    ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, "no worker could be reached"),
-    ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S, "discovery is away"),
-    EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S, "the broker is away"),
-    DisconnectedError:       StatusRow(503, _SERVER, RETRY_AFTER_S),
+    UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
+    OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
+    RateLimitedError:        StatusRow(429, _CLIENT, RETRY_AFTER_S, helps=True),
+    RateLimitExceededError:  StatusRow(429, "requests", RETRY_AFTER_S, helps=True),
+    RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
+    ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True, sentence="no worker could be reached"),
+    ControlPlaneError:       StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True, sentence="discovery is away"),
+    EventPlaneError:         StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True, sentence="the broker is away"),
+    DisconnectedError:       StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     TransportError:          StatusRow(502, _SERVER),
     UpstreamError:           StatusRow(502, _SERVER, sentence="the server behind failed"),
     ProtocolError:           StatusRow(502, _SERVER),
     DeadlineError:           StatusRow(504, _SERVER),
-    EngineError:             StatusRow(500, _SERVER, sentence="the engine failed"),
-    KilledError:             StatusRow(500, _SERVER),
-    LocalProtocolError:      StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
-    ConfigError:             StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
-    TrinamoError:            StatusRow(500, _SERVER),
-    BaseException:           StatusRow(500, _SERVER, sentence=_BUG, is_bug=True),
+    EngineError:             StatusRow(500, _SERVER, helps=False, sentence="the engine failed"),
+    KilledError:             StatusRow(500, _SERVER, helps=False),
+    LocalProtocolError:      StatusRow(500, _SERVER, helps=False, sentence=_BUG, is_bug=True),
+    ConfigError:             StatusRow(500, _SERVER, helps=False, sentence=_BUG, is_bug=True),
+    TrinamoError:            StatusRow(500, _SERVER, helps=False),
+    BaseException:           StatusRow(500, _SERVER, helps=False, sentence=_BUG, is_bug=True),
 }
 
 # A kill is not a fault in itself; why it was done decides. 499 is nginx's word for a client that
 # left: nobody reads it but the metrics.
 KILLED_TABLE: Final[dict[str, StatusRow]] = {
     Reason.CLIENT_DISCONNECT: StatusRow(499, _CLIENT),
-    Reason.FRONTEND_SHUTDOWN: StatusRow(503, _SERVER, RETRY_AFTER_S),
-    Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S),
+    Reason.FRONTEND_SHUTDOWN: StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
+    Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     Reason.DEADLINE:          StatusRow(504, _SERVER),
     Reason.PROTOCOL_ERROR:    StatusRow(502, _SERVER),
 }
@@ -177,7 +181,9 @@ class ErrorAnswer:
 
     status: int
     detail: ErrorDetail
-    retry_after_s: int | None = None
+    retry_after_s: float | None = None
+    helps: bool | None = None
+    """Whether asking again does; None: nobody knows."""
 
     @property
     def code(self) -> str:
@@ -189,7 +195,10 @@ class ErrorAnswer:
         """What its head says beside the status."""
         found: list[tuple[bytes, bytes]] = []
         if self.retry_after_s is not None:
-            found.append((b"retry-after", b"%d" % self.retry_after_s))
+            found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
+            found.append((b"retry-after-ms", b"%d" % math.ceil(self.retry_after_s * 1000)))
+        if self.helps is not None:
+            found.append((b"x-should-retry", b"true" if self.helps else b"false"))
         if self.status == http.HTTPStatus.UNAUTHORIZED:
             found.append((b"www-authenticate", b"Bearer"))
         return found
@@ -238,6 +247,7 @@ def answer_error(
             code=code,
         ),
         getattr(error, "retry_after_s", 0) or row.retry_after_s,
+        row.helps,
     )
 
 

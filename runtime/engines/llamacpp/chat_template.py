@@ -16,10 +16,13 @@ from typing import Any, Final
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...errors import ConfigError, EngineError, RequestError
+from ...errors import ConfigError, ContextLengthError, EngineError, RequestError
 from ...protocol.openai.generate import ChatMessage
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 
+PROMPT_BYTES_PER_TOKEN_MAX: Final = 16
+"""A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
+and is done between two events of the loop. Prose has 4."""
 _NO_ID: Final = re.compile(r"[^\w.:-]")
 _OTHER_FORM: Final = "<function="
 """Templates that have it write calls in another form, between the same tags."""
@@ -104,10 +107,10 @@ class ChatTemplate:
         ):
             chars += len(piece)
             if chars > self._chars_max:
-                raise RequestError(
-                    f"the prompt has more than {self._chars_max} characters, more than the model's"
-                    " context holds; shorten it",
-                    param="messages",
+                raise ContextLengthError.of(
+                    self._chars_max // PROMPT_BYTES_PER_TOKEN_MAX,
+                    f"more than {self._chars_max} characters",
+                    "messages",
                 )
             pieces.append(piece)
         return "".join(pieces)

@@ -10,14 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from ...env import draw_id
-from ...errors import RequestError
+from ...errors import ContextLengthError, RequestError
 from ...protocol.openai.generate import ChatMessage, GenerateRequest
-from .chat_template import ChatTemplate
+from ..prompts import check_prompt_fits
+from .chat_template import PROMPT_BYTES_PER_TOKEN_MAX, ChatTemplate
 from .sandbox.sandbox import ExceededError, Sandbox
 
-PROMPT_BYTES_PER_TOKEN_MAX = 16
-"""A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
-and is done between two events of the loop. Prose has 4."""
 _KNOWN_TEMPLATES: Final = frozenset(
     {
         # SmolLM2's, of the file that `model_file.py` fetches: one loop over the messages.
@@ -72,6 +70,7 @@ class Prompts:
         if request.messages is None:
             return request
         token_ids = await self._encode_chat(request, request.messages)
+        check_prompt_fits(len(token_ids), self._context_tokens_max, request)
         return msgspec.structs.replace(request, messages=None, token_ids=token_ids)
 
     def encode(self, request: GenerateRequest) -> list[int]:
@@ -80,7 +79,7 @@ class Prompts:
         if request.token_ids is not None:
             if not all(0 <= token_id < vocabulary.size for token_id in request.token_ids):
                 raise RequestError(
-                    f"every token id must be from 0 to {vocabulary.size - 1}", param="token_ids"
+                    f"every token id must be from 0 to {vocabulary.size - 1}", param="prompt"
                 )
             return list(request.token_ids)
         assert request.messages is None, "it is not prepared"
@@ -138,11 +137,8 @@ class Prompts:
     def _check_size(self, size_bytes: int, param: str) -> None:
         """Called with the characters first, of which there are no more, then with the bytes."""
         if size_bytes > self._bytes_max:
-            raise RequestError(
-                f"the prompt has more than {self._bytes_max} bytes, more than the model's"
-                f" context of {self._context_tokens_max} tokens holds; shorten it",
-                param=param,
-            )
+            length = f"more than {self._bytes_max} bytes"
+            raise ContextLengthError.of(self._context_tokens_max, length, param)
 
 
 def _characters(text: str) -> str:

@@ -311,7 +311,7 @@ def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int
     context_tokens_max = engine.info.context_tokens_max
     token_ids = engine.encode(request)
     prompt_tokens = len(token_ids)
-    check_prompt_fits(prompt_tokens, context_tokens_max)
+    check_prompt_fits(prompt_tokens, context_tokens_max, request)
     if request.delivered_ids:
         # The engine alone knows what is a token.
         delivered = GenerateRequest(model=request.model, token_ids=request.delivered_ids)

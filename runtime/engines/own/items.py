@@ -39,7 +39,7 @@ class AnswerItems:
         self._tokens_max = request.max_tokens
         self._context_tokens_max = context_tokens_max
         self.prompt_tokens = count(request)
-        check_prompt_fits(self.prompt_tokens, context_tokens_max)
+        check_prompt_fits(self.prompt_tokens, context_tokens_max, request)
         self._untold = self.prompt_tokens
         """Prompt tokens that no delta has told of yet."""
         self._matcher = StopMatcher(request.stop)

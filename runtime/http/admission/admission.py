@@ -36,7 +36,7 @@ from ...errors import (
 from ...events.load import BusyLimits
 from ...metrics.metrics import DURATION_BUCKETS_S, Metrics
 from ..bodies import Bodies
-from ..exchanges import ClientGoneError, HttpExchange
+from ..exchanges import ClientGoneError, Headers, HttpExchange
 from ..models.models import Engine, ModelAwayError, RoutedEngine
 from ..status import RateLimitExceededError
 from .cors import Cors
@@ -340,8 +340,18 @@ class RateLimit:
                 f" {self._burst:g} at once; ask later",
                 bound="rate_per_s",
                 value=self._rate_per_s,
-                retry_after_s=math.ceil((1 - left) / self._rate_per_s),
+                retry_after_s=(1 - left) / self._rate_per_s,
             )
+
+    def headers(self, party: str) -> Headers:
+        """What an answer to `party` says of what it may still ask, in OpenAI's words."""
+        left = self._left(party, self._clock.now())
+        full_ms = math.ceil((self._burst - left) / self._rate_per_s * 1000)
+        return [
+            (b"x-ratelimit-limit-requests", b"%d" % self._burst),
+            (b"x-ratelimit-remaining-requests", b"%d" % int(left)),
+            (b"x-ratelimit-reset-requests", b"%dms" % full_ms),
+        ]
 
 
 class Admission:
@@ -394,19 +404,26 @@ class Admission:
         return self._root.child_count + self._more
 
     @contextmanager
-    def arriving(self, request_id: str, party: str) -> Iterator[Ticket]:
+    def arriving(
+        self, request_id: str, party: str, headers: Headers | None = None
+    ) -> Iterator[Ticket]:
         """A request of `party`, from before its body is read to the end of its answer.
 
         Raises `UnavailableError` while draining, `OverloadedError` where not even to wait is room,
         but for a party that has less than its share, or if what it asks comes too often. It takes
         no room before it `arrived`: half a body keeps nobody out. A drain does not wait for one
-        that arrives: it is in flight once it is admitted.
+        that arrives: it is in flight once it is admitted. Where its rate is bounded, `headers`, of
+        its answer, tell it.
         """
         if self.is_draining:
             raise _draining()
         self._check_room(party)
         if self.rate is not None:
-            self.rate.take(party)
+            try:
+                self.rate.take(party)
+            finally:
+                if headers is not None:
+                    headers += self.rate.headers(party)
         self._number += 1
         ticket = Ticket(request_id, party, self._number)
         try:

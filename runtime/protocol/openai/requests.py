@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 from typing_extensions import Buffer
 
-from ...errors import RequestError
+from ...errors import ContextLengthError, RequestError
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, FORMS, BodyDecoder, UnknownFields
 from .forms import form_of
 from .generate import (
@@ -406,11 +406,7 @@ def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | 
     # Of a list of numbers this is how many there are; whatever else has commas is refused below.
     count = bytes(raw).count(b",") + 1
     if count > context_tokens_max:
-        raise RequestError(
-            f"the prompt has {count} tokens, but the model's context holds {context_tokens_max}"
-            " tokens, prompt and answer together; shorten it",
-            param="prompt",
-        )
+        raise ContextLengthError.of(context_tokens_max, f"{count} tokens", "prompt")
     try:
         return None, _tokens_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -501,11 +497,7 @@ def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
     if not messages:
         raise RequestError("'messages' must hold at least one message", param="messages")
     if len(messages) > context_tokens_max:
-        raise RequestError(
-            f"'messages' holds {len(messages)} messages; the model's context holds"
-            f" {context_tokens_max} tokens",
-            param="messages",
-        )
+        raise ContextLengthError.of(context_tokens_max, f"{len(messages)} messages", "messages")
     turns = [_turn(i, message) for i, message in enumerate(messages)]
     chars = sum(len(turn.content) + len(turn.tool_calls) for turn in turns)
     check_chars(chars, context_tokens_max, "messages")
@@ -515,11 +507,7 @@ def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
 def check_chars(chars: int, context_tokens_max: int, param: str) -> None:
     """Raise unless the text may fit the context: how many tokens it has, only the engine knows."""
     if chars > context_tokens_max * TOKEN_CHARS_MAX:
-        raise RequestError(
-            f"'{param}' holds {chars} characters, but the model's context holds"
-            f" {context_tokens_max} tokens; shorten it",
-            param=param,
-        )
+        raise ContextLengthError.of(context_tokens_max, f"{chars} characters", param)
 
 
 def _turn(index: int, message: RequestMessage) -> ChatMessage:

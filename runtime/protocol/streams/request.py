@@ -36,6 +36,8 @@ _READABLE_ID_CHARS_MAX = 1024
 """Whoever sent a longer one may be told so, but not in an answer that is as long."""
 MESSAGE_CHARS_MAX = 4096
 """Longer error texts are cut: a header over its bound would cost the receiver the connection."""
+PARAM_CHARS_MAX = 256
+"""Likewise the name of what is wrong in a request."""
 
 
 class StreamType(enum.StrEnum):
@@ -115,12 +117,18 @@ class WireError(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
     definite: bool = False
     retry_after_s: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = 0
+    param: Annotated[str, msgspec.Meta(max_length=PARAM_CHARS_MAX)] = ""
+    """Of a request that is refused: what is wrong in it."""
 
 
 def rebuilt(error: WireError) -> TrinamoError:
     """The error that a peer told us about."""
     return error_from_wire(
-        error.code, error.message, definite=error.definite, retry_after_s=error.retry_after_s
+        error.code,
+        error.message,
+        definite=error.definite,
+        retry_after_s=error.retry_after_s,
+        param=error.param,
     )
 
 
@@ -229,9 +237,10 @@ def failure(request_id: str, error: TrinamoError) -> RequestAnswer:
 
 
 def wire_error(error: TrinamoError) -> WireError:
-    """`error` as it travels, its text cut to `MESSAGE_CHARS_MAX`."""
+    """`error` as it travels, its text cut to `MESSAGE_CHARS_MAX`, and the name of what is wrong."""
     fields = error_to_wire(error)
-    return WireError(**fields | {"message": fields["message"][:MESSAGE_CHARS_MAX]})
+    param = fields.get("param", "")[:PARAM_CHARS_MAX]
+    return WireError(**fields | {"message": fields["message"][:MESSAGE_CHARS_MAX], "param": param})
 
 
 def encode_cancel(request_id: str, reason: Reason = Reason.CONSUMER_DROPPED) -> bytes:

@@ -12,7 +12,14 @@ import pytest
 import trio
 
 from trinamo.runtime.context import Context, Reason
-from trinamo.runtime.errors import DisconnectedError
+from trinamo.runtime.errors import (
+    ContextLengthError,
+    DisconnectedError,
+    EngineError,
+    ModelAlreadyExistsError,
+    OverloadedError,
+    RateLimitedError,
+)
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 
 # The openai and httpx packages leave generators to the garbage collector, which trio reports; ours
@@ -21,6 +28,8 @@ leaves_generators = pytest.mark.filterwarnings(
     "ignore:Async generator '(openai|httpx|httpcore):ResourceWarning"
 )
 
+# Makes a generator of a function that yields nothing.
+NO_DELTAS: list[Delta] = []
 MESSAGES: Any = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 
 
@@ -104,6 +113,69 @@ async def test_the_client_raises_on_a_stream_that_broke(serve: Any) -> None:
         with pytest.raises(openai.APIError, match="the worker went away"):
             async for _ in stream:
                 pass
+    await running.wait_quiet()
+
+
+@leaves_generators
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "times"),
+    [
+        (
+            ContextLengthError.of(9, "10 tokens", "messages"),
+            openai.BadRequestError,
+            "context_length_exceeded",
+            1,
+        ),
+        (OverloadedError("full", retry_after_s=0.01), openai.InternalServerError, "overloaded", 2),
+        (
+            RateLimitedError("busy", retry_after_s=0.01),
+            openai.RateLimitError,
+            "rate_limited",
+            2,
+        ),
+        (EngineError("broken"), openai.InternalServerError, "engine", 1),
+        (ModelAlreadyExistsError("there"), openai.ConflictError, "model_already_exists", 1),
+        (ValueError("a bug"), openai.InternalServerError, "internal", 1),
+    ],
+    ids=repr,
+)
+async def test_the_client_raises_its_own_class_and_asks_again_where_it_helps(
+    serve: Any, error: Exception, kind: type[openai.APIStatusError], code: str, times: int
+) -> None:
+    async def fail(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        for never in NO_DELTAS:
+            yield never
+        raise error
+
+    running = await serve(fail, queue_max=0)
+    async with trio_client(running) as client:
+        with pytest.raises(kind) as caught:
+            await client.with_options(max_retries=1).chat.completions.create(
+                model="local", messages=MESSAGES
+            )
+    assert caught.value.code == code
+    assert caught.value.param == getattr(error, "param", None)
+    assert len(running.engine.requests) == times
+    await running.wait_quiet()
+
+
+@leaves_generators
+async def test_the_client_tells_what_is_not_served_from_a_model_that_is_not(serve: Any) -> None:
+    running = await serve(body_bytes_max=65_536, rate_per_s=0.001, rate_burst=3)
+    async with trio_client(running) as client:
+        with pytest.raises(openai.BadRequestError, match="use /v1/chat/completions") as wrong:
+            await client.embeddings.create(model="local", input="a", encoding_format="float")
+        assert (wrong.value.code, wrong.value.param) == ("unsupported_endpoint", None)
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="other", messages=MESSAGES)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.APIStatusError) as long:
+            await client.completions.create(model="local", prompt="a" * 70_000)
+        assert (long.value.status_code, long.value.code) == (413, "body_too_large")
+        with pytest.raises(openai.RateLimitError) as often:
+            await client.completions.create(model="local", prompt="a")
+        assert often.value.code == "rate_limit_exceeded"
+        assert often.value.response.headers["x-ratelimit-remaining-requests"] == "0"
     await running.wait_quiet()
 
 

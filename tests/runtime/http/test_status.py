@@ -105,6 +105,30 @@ async def test_what_an_engine_raises_reaches_the_client_as_its_row_says(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (errors.OverloadedError("m"), ("1", "1000", "true")),
+        (errors.OverloadedError("m", retry_after_s=7), ("7", "7000", "true")),
+        (RateLimitExceededError("m", retry_after_s=0.25), ("1", "250", "true")),
+        (errors.UnavailableError("m"), ("1", "1000", "true")),
+        (errors.EngineError("m"), (None, None, "false")),
+        (ValueError("m"), (None, None, "false")),
+        (errors.ModelAlreadyExistsError("m"), (None, None, "false")),
+        (errors.DeadlineError("m"), (None, None, None)),
+        (errors.TransportError("m"), (None, None, None)),
+        (errors.RequestError("m"), (None, None, None)),
+    ],
+    ids=repr,
+)
+def test_programs_are_told_when_to_ask_again_and_whether_it_helps(
+    error: Exception, headers: tuple[str | None, ...]
+) -> None:
+    told = {name.decode(): value.decode() for name, value in answer_error(error).headers}
+    names = ("retry-after", "retry-after-ms", "x-should-retry")
+    assert tuple(map(told.get, names)) == headers
+
+
 def test_every_error_of_the_tree_has_a_row_under_test() -> None:
     def tree(cls: type[TrinamoError]) -> set[type[TrinamoError]]:
         return {cls}.union(*(tree(sub) for sub in cls.__subclasses__()))

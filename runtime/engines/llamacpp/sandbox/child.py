@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ....errors import ConfigError, EngineError, RequestError
+from ....errors import ConfigError, ContextLengthError, EngineError, RequestError
 from ....protocol.openai.generate import ChatMessage
 from .sandbox import CPU_S, MEMORY_BYTES, Answer, receive, send
 
@@ -82,6 +82,8 @@ def _bounded(work: _Work, arguments: list[Any], cpu_s: float = CPU_S) -> Answer:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         return "returned", work(*arguments), ""
+    except ContextLengthError as error:
+        return "too_long", error.message, error.param or ""
     except RequestError as error:
         return "request", error.message, error.param or ""
     except ConfigError as error:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ....errors import ConfigError, EngineError, RequestError
+from ....errors import ConfigError, ContextLengthError, EngineError, RequestError
 
 CPU_S: Final = 0.5
 """Of one call; of 40 schemas none that an answer may have took a tenth of it."""
@@ -59,6 +59,8 @@ class Sandbox:
                 return value
             case "exceeded":
                 raise ExceededError(BOUNDS)
+            case "too_long":
+                raise ContextLengthError(value, param=param or None)
             case "request":
                 raise RequestError(value, param=param or None)
             case "config":

@@ -18,11 +18,19 @@ PATH = "/v1/chat/completions"
 async def test_one_too_many_is_told_when_to_come_back(serve: Any) -> None:
     running = await serve(rate_per_s=0.001, rate_burst=2)
     async with running.client() as client:
-        for _ in range(2):
-            assert (await client.post(PATH, json=HELLO)).status_code == 200
+        for left in (1, 0):
+            response = await client.post(PATH, json=HELLO)
+            assert response.status_code == 200
+            assert response.headers["x-ratelimit-limit-requests"] == "2"
+            assert response.headers["x-ratelimit-remaining-requests"] == str(left)
         response = await client.post(PATH, json=HELLO)
         assert response.status_code == 429
         assert 900 <= int(response.headers["retry-after"]) <= 1000
+        assert 900_000 <= int(response.headers["retry-after-ms"]) <= 1_000_000
+        assert response.headers["x-should-retry"] == "true"
+        assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        full = response.headers["x-ratelimit-reset-requests"]
+        assert 1_900_000 <= int(full.removesuffix("ms")) <= 2_000_000
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
         assert running.value("requests_refused_total", bound="rate_per_s") == 1

@@ -166,7 +166,9 @@ async def test_models_are_listed_and_described(serve: Any) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "path_not_found"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/v1/models/", 404, "path_not_found"),
+        ("POST", "/v1/audio/speech", 400, "unsupported_endpoint"),
+        ("POST", "/v1/moderations", 400, "unsupported_endpoint"),
         ("POST", "/v1/chat/completions/", 404, "path_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("PUT", "/v1/completions", 405, "method_not_allowed"),
@@ -183,6 +185,35 @@ async def test_wrong_paths_and_methods_have_openai_s_error_body(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     if status == 405:
         assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("GET", "/models", "did you mean /v1/models?"),
+        ("GET", "/v1/models/", "did you mean /v1/models?"),
+        ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/audio/speech", "use /v1/embeddings"),
+        ("OPTIONS", "/v1/chat/completions", "http.cors_origins"),
+    ],
+)
+async def test_a_wrong_path_is_told_with_what_works(
+    serve: Any, method: str, path: str, hint: str
+) -> None:
+    running = await serve()
+    async with running.client() as client:
+        error = (await client.request(method, path)).json()["error"]
+    assert hint in error["message"]
+    assert error["param"] is None
+
+
+async def test_an_endpoint_that_is_switched_off_is_no_lack_of_a_model(serve: Any) -> None:
+    running = await serve(enable_chat_endpoints=False)
+    async with running.client() as client:
+        answer = await client.post("/v1/chat/completions", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_endpoint")
+    assert "use /v1/" in answer.json()["error"]["message"]
 
 
 async def test_health_status_live_and_metrics_answer(serve: Any) -> None:

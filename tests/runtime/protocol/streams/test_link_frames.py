@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trinamo.runtime.errors import (
+    ContextLengthError,
     DisconnectedError,
     EngineError,
     KilledError,
@@ -104,6 +105,8 @@ def test_a_reason_of_another_version_is_the_usual_one() -> None:
         EngineError("broken", definite=True),
         EngineError("broken"),
         RequestError("too long"),
+        RequestError("too long", param="prompt"),
+        ContextLengthError.of(10, "11 tokens", "messages"),
         OverloadedError("full"),
         UnavailableError("draining"),
         DisconnectedError("the worker shut down"),
@@ -116,6 +119,7 @@ def test_a_typed_error_comes_back_as_itself_in_prologue_and_end(error: TrinamoEr
         assert isinstance(back, (Declined, Failed))
         assert type(back.error) is type(error)
         assert (back.error.message, back.error.definite) == (error.message, error.definite)
+        assert getattr(back.error, "param", None) == getattr(error, "param", None)
 
 
 @pytest.mark.parametrize("error", [KilledError("k"), LocalProtocolError("bug")])
