@@ -297,12 +297,12 @@ class BodyDecoder(Generic[_Struct]):
 
     def _look(self, body: Buffer) -> UnknownFields | None:
         """Refuse what is refused; then what is left that nobody knows, if anything is."""
-        first = ""
+        first: str | None = None
         try:
             values = self._every.decode(body)
         except msgspec.ValidationError as error:
             unknown = _UNKNOWN.match(str(error))
-            first = unknown[1] if unknown else ""
+            first = unknown and unknown[1]
             values = self._any.decode(body)
         size = 0
         for name, field in self._fields.items():
@@ -310,13 +310,13 @@ class BodyDecoder(Generic[_Struct]):
             size += len(value)
             if field.use is Use.REFUSED:
                 refuse(value, name, harmless=field.harmless, instead=field.about)
-        if not first:
+        if first is None:
             return None
         names = [first]
         if memoryview(body).nbytes - size <= _UNKNOWN_BYTES_MAX:
             members = _members_decoder.decode(body)
             names = [name for name in members if name not in self._fields]
-        told = [_UNSAFE.sub("?", name[:_NAME_CHARS_MAX]) for name in names[:UNKNOWN_MAX]]
+        told = [_UNSAFE.sub("?", name[:_NAME_CHARS_MAX]) or "?" for name in names[:UNKNOWN_MAX]]
         sentences = [_with_hint(name, self._obeyed) for name in told]
         if len(names) > UNKNOWN_MAX:
             sentences.append(f"and {len(names) - UNKNOWN_MAX} more")

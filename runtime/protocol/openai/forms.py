@@ -51,7 +51,7 @@ def form_of(given: Mapping[str, Raw]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     first = ""
     for name, raw in given.items():
-        if is_absent(raw) or not (form := _read(name, raw)):
+        if not (form := _read(name, raw)):
             continue
         if first:
             raise RequestError(

@@ -140,7 +140,7 @@ class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
         values = _form_values(self)
         if values == _NO_FORMS:
             return {}
-        return {name: raw for name, raw in zip(FORMS, values, strict=True) if raw is not ABSENT}
+        return {name: raw for name, raw in zip(FORMS, values, strict=True) if not is_absent(raw)}
 
     def called(self, param: str) -> str:
         """How the client calls what an engine refuses as `param`: a form has many names."""

@@ -60,7 +60,7 @@ async def test_the_official_client_talks_through_two_frontends() -> None:
             await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "a"}], temperature=9
             )
-        with pytest.raises(openai.NotFoundError, match="has no embeddings"):
+        with pytest.raises(openai.BadRequestError, match="does not answer /v1/embeddings; use"):
             await client.embeddings.create(model="m", input="a")
 
     assert chat.choices[0].message.content == "one two three"

@@ -193,7 +193,8 @@ def test_a_form_by_any_name_reaches_the_engine_or_is_refused_by_that_name(
 ) -> None:
     request: GenerateRequest = make(**{name: value})
     assert {key: getattr(request, key) for key in sets} == sets
-    whole = json.dumps({"messages": MESSAGES, name: value, "stop": "x"}).encode()
+    others = {form: None for form in FORMS if form != name}
+    whole = json.dumps({"messages": MESSAGES, name: value, **others}).encode()
     called = decode_chat_request(whole).called
     check_features(request, ALL, called)
     with pytest.raises(RequestError, match=f"'{name}' is not supported by this model") as caught:
