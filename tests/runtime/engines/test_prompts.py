@@ -34,7 +34,7 @@ def test_a_prompt_that_is_too_long_and_a_token_of_another_model_are_refused() ->
     for name in ("bytes/exact", "bytes/mocker"):
         tokenizer = tokenizer_of(name)
         assert tokenizer is not None
-        with pytest.raises(RequestError, match="context holds 4 tokens"):
+        with pytest.raises(RequestError, match="maximum context length is 4 tokens"):
             tokenizer(GenerateRequest(model="m", prompt="long"), 4)
         with pytest.raises(RequestError, match="token id"):
             tokenizer(GenerateRequest(model="m", token_ids=[261]), 4)

@@ -154,7 +154,8 @@ async def test_a_prompt_that_does_not_fit_is_the_client_s_mistake() -> None:
     async with served(parrot) as (url, _):
         status, answer = await asked(url, "word " * 100)
 
-    assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert answer["error"]["code"] == "context_length_exceeded"
 
 
 async def test_an_answer_in_flight_ends_before_the_process_does() -> None:
