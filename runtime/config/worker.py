@@ -16,6 +16,35 @@ _NAME_CHARACTERS_MAX: Final = 63
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class SamplingConfig(Section, frozen=True, kw_only=True):
+    """What a model's requests have where they leave it out; null: what its file or engine says."""
+
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, about("0: the likeliest token, always.")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        about("The likeliest tokens that have so much of all chance together."),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
+        about("So many of the likeliest tokens; 0: all."),
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about("Tokens with at least so much of the chance that the likeliest has."),
+    ] = None
+    presence_penalty: Annotated[_Penalty | None, about("For what the answer has said.")] = None
+    frequency_penalty: Annotated[_Penalty | None, about("For each time that it has.")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=2)] | None,
+        about("Divides what prompt or answer have said; 1: none."),
+    ] = None
+
+
 class WorkerConfig(Section, frozen=True, kw_only=True):
     """One worker process: what it is called and what it runs."""
 
@@ -137,6 +166,14 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
             " overtaken (`data_plane.requests: nats`)."
         ),
     ] = 60.0
+    closed_objects: Annotated[
+        bool,
+        about(
+            "An object of a JSON schema that names `properties` has no others, unless it says"
+            " `additionalProperties`; false: it may, as JSON Schema has it."
+        ),
+    ] = True
+    sampling: SamplingConfig = SamplingConfig()
     upstream: UpstreamConfig = UpstreamConfig()
 
     def __post_init__(self) -> None:

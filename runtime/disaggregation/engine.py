@@ -21,7 +21,7 @@ from ..engines.generation import ForwardsDeltas
 from ..engines.handoff import HandsOver, Prompt
 from ..env import Env
 from ..protocol.disaggregation.decision import PrefillReason, Situation, decide
-from ..protocol.openai.generate import Delta, GenerateRequest
+from ..protocol.openai.generate import Delta, GenerateRequest, Task
 from ..sinks import Sink
 from .flow import Filled, PrefillFlow
 from .metrics import DecodeMetrics
@@ -63,13 +63,19 @@ class DisaggregatedEngine:
         self._metrics = metrics
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
-        """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone."""
+        """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone.
+
+        What is no answer has no prompt that others compute.
+        """
         request = await self._host.prepare(request)
+        if request.task is not Task.GENERATE:
+            await self._host.forward(request, context, sink)
+            return
         prompt = self._host.examine(request)
         limits = self._limits()
         missing = 0 if prompt.is_answered else len(prompt.token_ids) - prompt.cached_tokens
         situation = Situation(
-            wants_logprobs=request.logprobs is not None,
+            wants_logprobs=request.logprobs is not None or request.prompt_logprobs is not None,
             missing_tokens=missing,
             tokens_local_max=limits.tokens_local_max,
             has_prefill_worker=self._prefills.has_live(),

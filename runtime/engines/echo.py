@@ -11,12 +11,12 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import islice
+from itertools import count, islice
 
 import trio
 
 from ..context import Context
-from ..protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from ..protocol.openai.generate import Delta, Feature, FinishReason, GenerateRequest
 from .generation import EngineInfo, GenerationEngine
 from .own.serving import GeneratorEngine
 
@@ -36,7 +36,8 @@ async def open_echo_engine(
 
     It sleeps `prefill_s` before the first word and `delay_s` before each; Stop wakes it. A word with
     the white space before it is one token; its id is the CRC-32 of its text, since there is no
-    vocabulary, and so a prompt of token ids is a `RequestError`. More than `running_max` answers at
+    vocabulary, and so a prompt of token ids is a `RequestError`. With `ignore_eos` or `min_tokens` it
+    says it again until there are as many. More than `running_max` answers at
     once are refused with `OverloadedError`.
     """
 
@@ -49,17 +50,32 @@ async def open_echo_engine(
         words = words_of(request)
         asked = math.inf if request.max_tokens is None else request.max_tokens
         tokens_max = min(asked, context_tokens_max - len(words))
+        # The whole prompt is the whole answer, unless it is to be longer: then it is said again.
+        wanted = tokens_max if request.ignore_eos else max(len(words), request.min_tokens)
         await _sleep_unless_stopped(prefill_s, context)
-        for number, word in enumerate(words, 1):
+        for number in count(1):
+            word = words[(number - 1) % len(words)]
+            if number > len(words) and not word[0].isspace():
+                word = f" {word}"
             if number > len(request.delivered_ids):
                 await _sleep_unless_stopped(delay_s, context)
-            # The whole prompt is the whole answer, also if there are no more tokens for it.
-            is_end = number == len(words) == tokens_max
-            yield Delta(word, [zlib.crc32(word.encode())], FinishReason.STOP if is_end else None)
+            token_id = zlib.crc32(word.encode())
+            if token_id in request.stop_token_ids and number > request.min_tokens:
+                yield Delta("", [token_id], FinishReason.STOP)
+                return
+            # The end is told with the last word, also if there are no more tokens for it.
+            is_end = number == len(words) == tokens_max and not request.ignore_eos
+            yield Delta(word, [token_id], FinishReason.STOP if is_end else None)
+            if number >= wanted:
+                return
 
     await trio.lowlevel.checkpoint()
     info = EngineInfo(
-        engine="echo", model=model, context_tokens_max=context_tokens_max, can_resume=True
+        engine="echo",
+        model=model,
+        context_tokens_max=context_tokens_max,
+        can_resume=True,
+        features=frozenset({Feature.END_TOKENS}),
     )
     yield GeneratorEngine(
         info, say, count=lambda request: len(words_of(request)), running_max=running_max

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Protocol, cast, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
+import msgspec
 
 from ..context import Context
 from ..kv.pool import block_count_for
 from ..metrics.tallies import Registry, Row
 from ..protocol.kv.events import KvEvent
 from ..protocol.kv.names import BlockNames
-from ..protocol.openai.generate import Delta, GenerateRequest, ModelCard
+from ..protocol.openai.generate import (
+    UNSAID,
+    Delta,
+    GenerateRequest,
+    ModelCard,
+    SamplingDefaults,
+)
 from ..sinks import Sink, forward_items
 
 _log = logging.getLogger("trinamo.engines")
@@ -51,9 +59,26 @@ class EngineInfo:
     """What a request may ask for besides (`Feature`); whatever else is refused by name."""
     passes_through: bool = False
     """It takes clients' bodies as they are (`GenerateRequest.body`), and answers likewise."""
+    sampling: SamplingDefaults = UNSAID
+    """What its model is best asked with."""
 
-    def card(self, endpoint: str, *, created: int, aliases: Sequence[str] = ()) -> ModelCard:
-        """What frontends are told of its model; `created` is in Unix seconds."""
+    def card(
+        self,
+        endpoint: str,
+        *,
+        created: int,
+        aliases: Sequence[str] = (),
+        sampling: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ModelCard:
+        """What frontends are told of its model; `created` is in Unix seconds.
+
+        What the operator says of `sampling`, by its fields, takes the place of the model's own; None is nothing.
+        """
+        said = {
+            field: value
+            for field, value in sampling.items()
+            if value is not None and not self.passes_through
+        }
         return ModelCard(
             name=self.model,
             endpoint=endpoint,
@@ -67,6 +92,7 @@ class EngineInfo:
             aliases=list(aliases),
             features=sorted(self.features),
             passes_through=self.passes_through,
+            sampling=msgspec.structs.replace(self.sampling, **said),
         )
 
     def check_context_fits(self) -> None:

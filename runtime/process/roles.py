@@ -17,7 +17,7 @@ from functools import partial
 
 import attrs
 import trio
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ..caller.migration import MigrationPolicy, MigrationSeries
 from ..config.config import REVOKE_TIMEOUT_S, Config
@@ -283,7 +283,9 @@ async def serve_engines(
     service = HttpService(config.http, env, metrics, http, traces=traces)
     for engine in engines:
         show_engine(metrics, engine.info.model, engine)
-        card = engine.info.card("", created=int(env.clock.wall()))
+        card = engine.info.card(
+            "", created=int(env.clock.wall()), sampling=asdict(config.worker.sampling)
+        )
         service.model_manager().add_model(card, engine)
     async with open_nursery() as watching:
         dashboard = open_own_dashboard(watching, config, env, service, engines, traces, metrics)

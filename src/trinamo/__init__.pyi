@@ -45,6 +45,7 @@ from .runtime.protocol.openai.generate import (
     FinishReason as FinishReason,
     GenerateRequest as GenerateRequest,
     ModelCard as ModelCard,
+    SamplingDefaults as SamplingDefaults,
     TokenLogprob as TokenLogprob,
 )
 from .runtime.engines.own.definition import EngineDefinition as EngineDefinition, engine as engine

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,10 +24,11 @@ import numpy.typing as npt
 from ...env import Env
 from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from ...kv.pool import block_count_for
-from ...protocol.openai.generate import Feature, GenerateRequest, TokenLogprob
+from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
-from ..loop.step import Hop, Shaping, StepItem, scramble
+from ..loop.sampler import Sampler
+from ..loop.step import Hop, StepItem, scramble
 from ..prompts import BYTES_EXACT, VOCABULARY, encode_exact
 from .tables import ROTATION_SCALE, SOFTMAX_STEPS, integers, rotations, softmax
 
@@ -39,11 +39,23 @@ OUTPUTS = b"abcdefghijklmnopqrstuvwxyz" + b" " * 8 + b".,-';\n"
 CANDIDATES = 4
 """The checksum chooses among so many tokens with the largest logits: each is as likely as the others."""
 LOGIT_UNIT = 1024
-"""What the logits are scaled by: penalties and biases are in units of an ordinary model's."""
-LOGPROB = -1.3862943611198906
-"""Of one candidate: minus the logarithm of `CANDIDATES`."""
-LOGPROB_MIN = -9999.0
-FEATURES = frozenset({Feature.LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS, Feature.TOP_K})
+"""What the logits are scaled by where they are told: biases are in units of an ordinary model's."""
+LOGIT_GAP = 20.0
+"""How far all others are behind the candidates, which are alike."""
+LOGIT_TIE = 1e-9
+"""What sets the candidates apart, in the order of the checksum."""
+FEATURES = frozenset(
+    {
+        Feature.LOGPROBS,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
+        Feature.TOP_K,
+        Feature.MIN_P,
+        Feature.END_TOKENS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.TOKENIZE,
+    }
+)
 KV_VERSION = "1"
 """Count it up when a change of the arithmetic changes what is in the blocks."""
 SEEDS = 1 << 22
@@ -91,8 +103,9 @@ class ExactEngine:
     """A step engine over real paged KV memory.
 
     `temperature` 0 follows the checksum rule alone; above it the seed takes part, and `top_p`
-    narrows the candidates to the first ceil(4 · top_p), as `top_k` does to so many. Penalties and
-    biases change the logits that make a token a candidate. `seed` here is that of the weights.
+    narrows the candidates to the first ceil(4 · top_p), as `top_k` does to so many. `min_p` leaves them
+    all: they are alike. Where penalties and biases are asked for, a token is chosen by logits that say
+    the same. `seed` here is that of the weights.
     """
 
     end_token_ids: frozenset[int] = frozenset()
@@ -141,6 +154,7 @@ class ExactEngine:
         self._head = _weights(seed, 1, dims.width, len(OUTPUTS))
         self._cosines, self._sines = rotations(context_tokens_max, dims.channels // 2)
         self._softmax = softmax()
+        self._sampler = Sampler(self.token_bytes)
         self._is_interrupted = False
 
     def encode(self, request: GenerateRequest) -> list[int]:
@@ -175,9 +189,13 @@ class ExactEngine:
             x = x + self._attend(number, layer, x, rows, digests)
             gate, up = np.split(np.rint(_norm(x) @ layer.up / 64), 2, axis=-1)
             x = x + np.rint(np.maximum(gate, 0) * up @ layer.down / 4096)
+        for index, item in enumerate(items):
+            if item.shaping is not None and item.shaping.tells_prompt:
+                first = rows.first_rows[index]
+                self._tell_prompt(x[first : first + len(item.token_ids)], item)
         logits = _norm(x[rows.last_rows]) @ self._head
         return [
-            self._choose(row, digest, item) if item.is_sampled else None
+            self._next(row, digest, item) if item.is_sampled else None
             for item, row, digest in zip(items, logits, digests, strict=True)
         ]
 
@@ -239,57 +257,53 @@ class ExactEngine:
         rows: Array = mixed.reshape(count, -1)
         return rows
 
-    def _choose(self, logits: Array, digest: int, item: StepItem) -> int:
-        sampling, shaping = item.sampling, item.shaping
-        candidates = likeliest = _candidates(logits)
-        if shaping is not None:
-            candidates = _candidates(_shaped(logits, shaping))
-        if sampling.temperature == 0:
-            chosen = candidates[scramble(digest) % CANDIDATES]
-        else:
-            kept = max(1, math.ceil(CANDIDATES * sampling.top_p))
-            if shaping is not None and shaping.request.top_k:
-                kept = min(kept, shaping.request.top_k)
-            chance = sampling.draw(item.position + len(item.token_ids))
-            chosen = candidates[scramble(chance ^ digest) % kept]
-        if shaping is not None and shaping.request.logprobs is not None:
-            shaping.told = _told(likeliest, chosen, shaping.request.logprobs)
-        return chosen
+    def _tell_prompt(self, x: Array, item: StepItem) -> None:
+        logits = _norm(x) @ self._head
+        self._sampler.tell_prompt(lambda row: _told(logits[row]), item)
+
+    def _next(self, logits: Array, digest: int, item: StepItem) -> int | None:
+        if item.shaping is None:
+            return _choose(logits, digest, item)
+        told = _told(logits, digest)
+        return self._sampler.sample(told, item, lambda: _choose(logits, digest, item))
 
 
-def _candidates(logits: Array) -> list[int]:
+def _choose(logits: Array, digest: int, item: StepItem) -> int:
+    sampling = item.sampling
+    candidates = _candidates(logits, item.barred)
+    if sampling.temperature == 0:
+        return candidates[scramble(digest) % CANDIDATES]
+    kept = max(1, math.ceil(CANDIDATES * sampling.top_p))
+    if sampling.top_k:
+        kept = min(kept, sampling.top_k)
+    return candidates[scramble(sampling.draw(item.end) ^ digest) % kept]
+
+
+def _candidates(logits: Array, barred: Sequence[int] = ()) -> list[int]:
     candidates: list[int] = []
     # Stable: of equal logits the earlier row wins on every machine.
     for row in np.argsort(-logits, kind="stable"):
-        if OUTPUTS[row] not in candidates:
+        if OUTPUTS[row] not in candidates and OUTPUTS[row] not in barred:
             candidates.append(OUTPUTS[row])
             if len(candidates) == CANDIDATES:
-                break
-    return candidates
+                return candidates
+    # As many, of however few are left; where all are barred, as if none was.
+    return (candidates * CANDIDATES)[:CANDIDATES] if candidates else _candidates(logits)
 
 
-def _shaped(logits: Array, shaping: Shaping) -> Array:
-    """The logits after biases and penalties; each operation is rounded as IEEE 754 says."""
-    request, first = shaping.request, shaping.prompt_tokens
-    counts = Counter(shaping.token_ids[first:])
-    seen = counts.keys() | set(shaping.token_ids[:first])
-    shaped = logits.copy()
+def _told(logits: Array, digest: int = 0) -> Array:
+    """The logits of the whole vocabulary that `_choose` follows: of the candidates all are equally likely.
+
+    The checksum decides between them here, too: a damaged block shows in an answer of any kind.
+    """
+    told = np.full(VOCABULARY, -np.inf)
+    candidates = _candidates(logits)
+    worst = max(logits[row] for row, token_id in enumerate(OUTPUTS) if token_id == candidates[-1])
     for row, token_id in enumerate(OUTPUTS):
-        logit = shaped[row] + LOGIT_UNIT * request.logit_bias.get(token_id, 0.0)
-        if token_id in seen:
-            penalty = request.repetition_penalty
-            logit = logit / penalty if logit > 0 else logit * penalty
-        if token_id in counts:
-            penalty = request.presence_penalty + request.frequency_penalty * counts[token_id]
-            logit -= LOGIT_UNIT * penalty
-        shaped[row] = logit
-    return shaped
-
-
-def _told(likeliest: list[int], chosen: int, count: int) -> TokenLogprob:
-    """Of the candidates all are equally likely, before biases and penalties; no other token is."""
-    top = [(bytes((each,)), LOGPROB) for each in likeliest[:count]]
-    return TokenLogprob(bytes((chosen,)), LOGPROB if chosen in likeliest else LOGPROB_MIN, top)
+        told[token_id] = max(told[token_id], (logits[row] - worst) / LOGIT_UNIT - LOGIT_GAP)
+    for number, token_id in enumerate(candidates):
+        told[token_id] = -LOGIT_TIE * ((number - scramble(digest)) % CANDIDATES)
+    return told
 
 
 class _Rows:

@@ -23,6 +23,7 @@ from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
 PROMPT_BYTES_PER_TOKEN_MAX: Final = 16
 """A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
 and is done between two events of the loop. Prose has 4."""
+_GIVEN: Final = "chat_template_kwargs"
 _NO_ID: Final = re.compile(r"[^\w.:-]")
 _OTHER_FORM: Final = "<function="
 """Templates that have it write calls in another form, between the same tags."""
@@ -59,13 +60,21 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template is malformed: {error}") from error
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
-    def render(self, messages: Sequence[ChatMessage], tools: str = "") -> str:
-        """The prompt; `tools` is OpenAI's list as JSON.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: str = "",
+        given: str = "",
+        end: str = "",
+    ) -> str:
+        """The prompt; `tools` is OpenAI's list as JSON, `given` an object of what it reads besides.
 
+        With `end`, which the last turn has at its end, it ends there, as if that was not complete.
         Raises `RequestError` if it gets too long or the template refuses it.
         """
         try:
-            return self._render_bounded(messages, tools)
+            text = self._render_bounded(messages, tools, _given(given), is_open=bool(end))
+            return _up_to(end, text) if end else text
         except RequestError:
             raise
         except Exception as error:
@@ -92,7 +101,9 @@ class ChatTemplate:
             turn["name"] = _NO_ID.sub("", message.name)
         return turn
 
-    def _render_bounded(self, messages: Sequence[ChatMessage], tools: str) -> str:
+    def _render_bounded(
+        self, messages: Sequence[ChatMessage], tools: str, given: dict[str, Any], *, is_open: bool
+    ) -> str:
         known = json.loads(tools) if tools else []
         if not self._knows_tools:
             messages = told_in_words(messages, known, self._to_json)
@@ -100,10 +111,13 @@ class ChatTemplate:
         pieces: list[str] = []
         chars = 0
         for piece in self._template.generate(
-            messages=turns,
-            tools=known if known and self._knows_tools else None,
-            add_generation_prompt=True,
-            **self._tokens,
+            {
+                **given,
+                **self._tokens,
+                "messages": turns,
+                "tools": known if known and self._knows_tools else None,
+                "add_generation_prompt": not is_open,
+            }
         ):
             chars += len(piece)
             if chars > self._chars_max:
@@ -114,6 +128,28 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _up_to(end: str, text: str) -> str:
+    """What comes before the last `end`; `RequestError` if the template has not written it."""
+    before, found, _ = text.rpartition(end)
+    if not found:
+        raise RequestError(
+            "the model's chat template does not show the last message, so nothing can continue it",
+            param="continue_final_message",
+        )
+    return before
+
+
+def _given(text: str) -> dict[str, Any]:
+    """What a client gives the template; `RequestError` if that is no object."""
+    try:
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{_GIVEN} is no JSON: {error}", param=_GIVEN) from None
+    if not isinstance(given, dict):
+        raise RequestError(f"{_GIVEN} must be an object", param=_GIVEN)
+    return given
 
 
 def _raise_exception(message: str) -> None:

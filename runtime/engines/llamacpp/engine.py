@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import attrs
+import numpy as np
 
 from ...env import Env, RealEnv
 from ...errors import ConfigError
@@ -29,13 +31,14 @@ from ...kv.memory import KvLayout, KvMemory
 from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host, open_step_thread
+from ..loop.sampler import Array, Sampler
 from ..loop.step import Hop, StepItem
+from .forms import Grammars
 from .grammars import Compiler
-from .model_file import MODEL_NAME, find_model, sample_digest
+from .model_file import MODEL_NAME, find_model, sample_digest, sampling_of
 from .prompts import Prompts, Vocabulary
 from .sandbox.sandbox import Sandbox
 from .sequences import Sequences, sequence_count
-from .shaped import Grammars, ShapedSampling
 from .state import StagedBlocks
 
 _log = logging.getLogger("trinamo.engine")
@@ -48,9 +51,15 @@ FEATURES: Final = frozenset(
         Feature.TOP_K,
         Feature.MIN_P,
         Feature.JSON_SCHEMA,
+        Feature.GRAMMAR,
+        Feature.END_TOKENS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.TOKENIZE,
     }
 )
-"""What every model can; one with a chat template takes tools, too."""
+"""What every model can."""
+CHAT_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CHAT_TEMPLATE})
+"""What one with a chat template can, too."""
 
 
 class LlamaCppEngine:
@@ -72,22 +81,25 @@ class LlamaCppEngine:
         threads: int,
         layout: KvLayout = KvLayout.BLOCK_FIRST,
         rng: random.Random | None = None,
+        closes_objects: bool = True,
     ) -> None:
         llama = import_llama()
         self._llama = llama
         self._model = load_model(llama, path)
         vocabulary = self._vocabulary = Vocabulary(self._model.get_vocab())
         context_tokens_max = min(context_tokens_max, self._model.n_ctx_train)
+        digest = sample_digest(path)
         self.info = EngineInfo(
             engine="llamacpp",
             model=model,
             context_tokens_max=context_tokens_max,
             block_tokens=BLOCK_TOKENS,
             block_count=kv_tokens // BLOCK_TOKENS,
-            fingerprint=sample_digest(path),
+            fingerprint=digest,
             has_prefix_cache=True,
             can_resume=True,
             features=FEATURES,
+            sampling=sampling_of(self._model.metadata(), digest),
         )
         self.end_token_ids = frozenset(vocabulary.end_ids)
         self._prompts = Prompts(
@@ -97,7 +109,7 @@ class LlamaCppEngine:
             rng=rng or RealEnv().rng,
         )
         if self._prompts.has_template:
-            self.info = attrs.evolve(self.info, features=FEATURES | {Feature.TOOLS})
+            self.info = attrs.evolve(self.info, features=FEATURES | CHAT_FEATURES)
         texts, end_ids, special_ids = (
             vocabulary.all_bytes(),
             vocabulary.end_ids,
@@ -106,11 +118,8 @@ class LlamaCppEngine:
         tokenize = partial(vocabulary.tokenize, is_template=False)
         compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))
-        self._shaped = ShapedSampling(
-            Grammars(compiler, self._sandbox),
-            vocabulary.token_bytes,
-            self._sample,
-        )
+        self._grammars = Grammars(compiler, self._sandbox, closes_objects=closes_objects)
+        self._sampler = Sampler(vocabulary.token_bytes, self._grammars.open)
         parameters = llama.LlamaContextParams()
         parameters.n_ctx = self.info.block_count * BLOCK_TOKENS
         parameters.n_seq_max = sequence_count(running_max)
@@ -172,7 +181,7 @@ class LlamaCppEngine:
 
     async def prepare(self, request: GenerateRequest) -> GenerateRequest:
         """Its grammar made, and its chat gone through the model's template; see `Prepares`."""
-        await self._shaped.prepare(request)
+        await self._grammars.prepare(request)
         return await self._prompts.prepare(request)
 
     def encode(self, request: GenerateRequest) -> list[int]:
@@ -192,14 +201,19 @@ class LlamaCppEngine:
         held = [self._sequences.of(item.slot) for item in items]
         for each, item in zip(held, items, strict=True):
             last = len(item.token_ids) - 1
+            is_told = item.shaping is not None and item.shaping.tells_prompt
             for offset, token_id in enumerate(item.token_ids):
-                is_output = item.is_sampled and offset == last
+                is_output = is_told or (item.is_sampled and offset == last)
                 batch.add(token_id, item.position + offset, [each.id], is_output)
             row += len(item.token_ids)
             rows.append(row - 1)
         self._decode()
         for each, item in zip(held, items, strict=True):
             each.token_ids += item.token_ids
+        for row, item in zip(rows, items, strict=True):
+            if item.shaping is not None and item.shaping.tells_prompt:
+                first = row + 1 - len(item.token_ids)
+                self._sampler.tell_prompt(partial(self._logits, first), item)
         return [
             self._next(row, item) if item.is_sampled else None
             for row, item in zip(rows, items, strict=True)
@@ -219,19 +233,32 @@ class LlamaCppEngine:
     def _next(self, row: int, item: StepItem) -> int | None:
         if item.shaping is None:
             return self._sample(row, item)
-        return self._shaped.sample(self._context.get_logits_ith(row), row, item)
+        return self._sampler.sample(self._logits(row), item, lambda: self._sample(row, item))
+
+    def _logits(self, row: int, offset: int = 0) -> Array:
+        return np.array(self._context.get_logits_ith(row + offset), np.float32)
 
     def _sample(self, row: int, item: StepItem) -> int:
         sampling = item.sampling
-        if sampling.temperature == 0:
+        if sampling.temperature == 0 and not item.barred:
             return int(self._greedy.sample(self._context, row))
         # A chain for each token, as its seed must depend on the position and on nothing that an
         # earlier step left behind: see `Sampling`.
         sampler = self._llama.LlamaSampler(self._llama.LlamaSamplerChainParams())
-        sampler.add_temp(sampling.temperature)
-        if sampling.top_p < 1:
-            sampler.add_top_p(sampling.top_p, 1)
-        sampler.add_dist(sampling.draw(item.position + len(item.token_ids)) & 0xFFFFFFFF)
+        if item.barred:
+            barred = [(each, -math.inf) for each in item.barred if each < self._vocabulary.size]
+            sampler.add_logit_bias(self._vocabulary.size, barred)
+        if sampling.temperature == 0:
+            sampler.add_greedy()
+        else:
+            if sampling.top_k:
+                sampler.add_top_k(sampling.top_k)
+            sampler.add_temp(sampling.temperature)
+            if sampling.top_p < 1:
+                sampler.add_top_p(sampling.top_p, 1)
+            if sampling.min_p > 0:
+                sampler.add_min_p(sampling.min_p, 1)
+            sampler.add_dist(sampling.draw(item.end) & 0xFFFFFFFF)
         token_id = int(sampler.sample(self._context, row))
         sampler.close()
         return token_id
@@ -274,6 +301,7 @@ async def open_llamacpp_engine(
     chunk_tokens_max: int = 64,
     queued_deltas_max: int = 256,
     layout: KvLayout = KvLayout.BLOCK_FIRST,
+    closes_objects: bool = True,
 ) -> AsyncIterator[EngineHost]:
     """The model at `path`, or where `find_model` finds it, behind the step loop.
 
@@ -294,6 +322,7 @@ async def open_llamacpp_engine(
             threads=threads,
             layout=layout,
             rng=None if env is None else env.rng,
+            closes_objects=closes_objects,
         )
 
     async with open_step_thread() as thread:

@@ -1,4 +1,4 @@
-"""What an answer may look like, token by token: JSON by a schema, or calls of tools.
+"""What an answer may look like, token by token: JSON by a schema, a language, or calls of tools.
 
 Grammars are llguidance's, one of the two that llama.cpp can be built with. Its own (GBNF) ends
 the process at a token that it does not expect, takes milliseconds a token, and passes over what it
@@ -10,7 +10,7 @@ before the request waits for a place; what would take too long to make is found 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -20,18 +20,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from ...errors import EngineError, RequestError
-from ...protocol.openai.generate import TOOL_NAMED, GenerateRequest
+from ...protocol.openai.generate import SCHEMA_CHARS_MAX, TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
+from .schemas import formed
 
-DEPTH_MAX: Final = 64
-"""Of a schema: what walks it down in native code has a stack."""
-INTEGER_MAX: Final = 2**53
-"""The grammar counts in floating point: it would let the number beside it stand."""
 _TOKENS_TRIED: Final = 8
 """Some grammars come to the limits of llguidance's lexer a token or two behind their beginning."""
 _MAY_BE_LONG: Final = 120
-# No white space but these: a small model that may write as much as it likes writes nothing else.
-_FORM: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LIMITS: Final = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
@@ -92,7 +87,7 @@ class Compiler:
         """
         made = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
         if made.is_error():
-            raise EngineError(made.get_error().partition("\n")[0][:_MAY_BE_LONG])
+            raise EngineError(_told(made.get_error()))
         return made
 
     def open(self, matcher: LLMatcher) -> Grammar:
@@ -116,6 +111,13 @@ class Compiler:
         return ""
 
 
+def _told(error: str) -> str:
+    """What llguidance says in several lines, some of them the client's own, in short."""
+    lines = error.splitlines()
+    reasons = [each for each in lines if each.startswith("error: ")]
+    return " ".join(each[:_MAY_BE_LONG] for each in lines[:1] + reasons[:1])
+
+
 @attrs.frozen
 class _Vocabulary:
     """What `LLTokenizer` asks of a tokenizer."""
@@ -131,44 +133,83 @@ class _Vocabulary:
         return self._encode(text)
 
 
-def grammar_of(request: GenerateRequest) -> tuple[str, str]:
+def grammar_of(request: GenerateRequest, *, closes_objects: bool = True) -> tuple[str, str]:
     """The grammar that the answer of `request` must have, and the parameter that asks for it.
 
     Empty if it is free. Raises `RequestError` for schemas that are too large, or none.
     """
     choice = request.tool_choice if request.tools else "none"
     must_call = choice not in ("", "none", "auto")
-    if not (must_call or request.json_schema):
+    forms = _forms(request)
+    if not (must_call or forms):
         return "", ""
+    if len(forms) > 1:
+        raise RequestError("an answer has one form; ask for one", param="structured_outputs")
     starts, rules = [], []
     if choice != "none":
         is_one = not request.parallel_tool_calls or choice.startswith(TOOL_NAMED)
         starts.append("call" if is_one else r'call ("\n" call)*')
-        rules += _call_rules(request)
-    if must_call:
-        param = "tools"
-    else:
-        param = "response_format"
-        starts.append("answer")
-        schema = _bounded(_decoded(request.json_schema, param), param)
-        rules.append(f"answer: %json {_formed(schema)}")
-    return "\n".join([f"start: {' | '.join(starts)}", *rules]), param
+        rules += _call_rules(request, closes_objects=closes_objects)
+    grammars = []
+    param = "tools"
+    if not must_call:
+        ((kind, text),) = forms.items()
+        param = "response_format" if kind == "json_schema" else "structured_outputs"
+        starts.append("@answer")
+        answer = _answer_rules(kind, text, request.choices, closes_objects=closes_objects)
+        grammars.append({"name": "answer", "lark_grammar": answer})
+    whole = "\n".join([f"start: {' | '.join(starts)}", *rules])
+    return json.dumps({"grammars": [{"name": "whole", "lark_grammar": whole}, *grammars]}), param
 
 
-def _call_rules(request: GenerateRequest) -> list[str]:
+def _forms(request: GenerateRequest) -> dict[str, str]:
+    """The forms that the answer of `request` is to have, by the fields that ask for them."""
+    forms = {
+        "json_schema": request.json_schema,
+        "regex": request.regex,
+        "choices": "".join(request.choices),
+        "grammar": request.grammar,
+    }
+    for text in forms.values():
+        if len(text) > SCHEMA_CHARS_MAX:
+            raise RequestError(
+                f"the form of an answer has at most {SCHEMA_CHARS_MAX} characters",
+                param="structured_outputs",
+            )
+    return {field: text for field, text in forms.items() if text}
+
+
+def _answer_rules(kind: str, text: str, choices: list[str], *, closes_objects: bool) -> str:
+    """A grammar of its own, so that no name in it is one of ours."""
+    match kind:
+        case "json_schema":
+            schema = _decoded(text, "response_format")
+            return (
+                f"start: %json {formed(schema, 'response_format', closes_objects=closes_objects)}"
+            )
+        case "regex":
+            (made,) = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+            return str(made["lark_grammar"])
+        case "choices":
+            return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+        case _:
+            return text
+
+
+def _call_rules(request: GenerateRequest, *, closes_objects: bool) -> list[str]:
     """One rule for each function that may be called; `$ref`s are to its own parameters."""
     functions = [tool["function"] for tool in _decoded(request.tools, "tools")]
     if request.tool_choice.startswith(TOOL_NAMED):
         name = request.tool_choice.removeprefix(TOOL_NAMED)
         functions = [each for each in functions if each["name"] == name]
-    _bounded(functions, "tools")
     kinds = " | ".join(f"call_{number}" for number in range(len(functions)))
     rules = [f'call: "{CALL_BEGIN}\\n" ({kinds}) "\\n{CALL_END}"']
     for number, function in enumerate(functions):
         head = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
         parameters = function.get("parameters") or {"type": "object"}
+        arguments = formed(parameters, "tools", closes_objects=closes_objects)
         rules.append(f'call_{number}: {head} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {_formed(parameters)}")
+        rules.append(f"arguments_{number}: %json {arguments}")
     return rules
 
 
@@ -177,43 +218,3 @@ def _decoded(text: str, param: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"'{param}' is not valid JSON: {error}", param=param) from None
-
-
-def _formed(schema: Any) -> str:
-    # What a client says of the form would say it of our white space, and of what may be passed over.
-    return json.dumps({**schema, "x-guidance": _FORM} if isinstance(schema, dict) else schema)
-
-
-def _bounded(schema: Any, param: str) -> Any:
-    """The schema; `RequestError` for what a grammar cannot hold."""
-    if schema is True:
-        return {}
-    for depth, node in _walk(schema):
-        if isinstance(node, dict) and any(map(_is_inexact, _values(node))):
-            raise RequestError(
-                f"'{param}' asks for an integer beyond ±2**53, which the grammar cannot hold exactly",
-                param=param,
-            )
-        if depth > DEPTH_MAX:
-            raise RequestError(f"'{param}' is more than {DEPTH_MAX} deep", param=param)
-    return schema
-
-
-def _values(node: dict[str, Any]) -> list[Any]:
-    """What an answer may be, word for word."""
-    listed = node.get("enum")
-    return [node.get("const"), *(listed if isinstance(listed, list) else ())]
-
-
-def _is_inexact(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > INTEGER_MAX
-
-
-def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
-    pending: list[tuple[int, Any]] = [(0, schema)]
-    while pending:
-        depth, node = pending.pop()
-        if isinstance(node, dict | list):
-            yield depth, node
-            items = node.values() if isinstance(node, dict) else node
-            pending += [(depth + 1, each) for each in items]

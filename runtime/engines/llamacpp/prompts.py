@@ -89,12 +89,21 @@ class Prompts:
         self._check_size(len(text.encode()), "prompt")
         return vocabulary.begin(vocabulary.tokenize(text, is_template=False))
 
-    async def _render(self, messages: list[ChatMessage], tools: str) -> str:
+    async def _render(self, request: GenerateRequest, messages: list[ChatMessage]) -> str:
+        tools = "" if request.tool_choice == "none" else request.tools
+        end = ""
+        if request.continue_final_message:
+            # What the template writes behind the text is left out, wherever else that text stands.
+            end = f"\ue000{draw_id(self._rng)}\ue001"
+            last = messages[-1]
+            last = msgspec.structs.replace(last, content=last.content + end)
+            messages = [*messages[:-1], last]
+        asked = messages, tools, request.chat_template_kwargs, end
         if self._template is not None:
-            return _characters(self._template.render(messages, tools))
+            return _characters(self._template.render(*asked))
         assert self._sandbox is not None, "there is no template"
         try:
-            return _characters(await self._sandbox.call(messages, tools))
+            return _characters(await self._sandbox.call(*asked))
         except ExceededError as error:
             raise RequestError(
                 f"the model's chat template takes more than {error} for these messages",
@@ -106,14 +115,20 @@ class Prompts:
     ) -> list[int]:
         if not self.has_template:
             raise RequestError("the model has no chat template; send a prompt", param="messages")
+        last = messages[-1]
+        if request.continue_final_message and (last.role != "assistant" or last.tool_calls):
+            raise RequestError(
+                "'continue_final_message' needs a last message of the assistant, without calls",
+                param="continue_final_message",
+            )
         tools = "" if request.tool_choice == "none" else request.tools
         chars = sum(len(m.content) + len(m.tool_calls) for m in messages) + len(tools)
-        self._check_size(chars, "messages")
+        self._check_size(chars + len(request.chat_template_kwargs), "messages")
         messages = [
             msgspec.structs.replace(message, content=_characters(message.content))
             for message in messages
         ]
-        text = await self._render(messages, tools)
+        text = await self._render(request, messages)
         self._check_size(len(text.encode()), "messages")
         vocabulary = self._vocabulary
         if not any(mark in m.content for m in messages for mark in vocabulary.special_texts):
@@ -127,7 +142,7 @@ class Prompts:
             for number, message in enumerate(messages)
         ]
         tokens: list[int] = []
-        rendered = await self._render(marked, tools)
+        rendered = await self._render(request, marked)
         for index, piece in enumerate(re.split(f"\ue000{drawn}-([0-9]+)\ue001", rendered)):
             is_content = index % 2 == 1
             text = messages[int(piece)].content if is_content else piece

@@ -26,6 +26,7 @@ class SequenceAnswer:
         "_sink",
         "_unsent_prompt_tokens",
         "sequence",
+        "tells_prompt_ids",
         "text",
         "unsent_ids",
         "unsent_logprobs",
@@ -49,6 +50,8 @@ class SequenceAnswer:
         self.unsent_ids: list[int] = []
         self.unsent_logprobs: list[TokenLogprob] = []
         self._unsent_prompt_tokens = sequence.prompt_tokens
+        self.tells_prompt_ids = False
+        """Whether the first delta has the prompt's tokens."""
         self._sink = sink
         self._context = context
         self._on_stop = on_stop
@@ -86,12 +89,25 @@ class SequenceAnswer:
         if logprobs:
             self.unsent_logprobs = []
         if prompt_tokens:
-            cached_tokens = self.sequence.found_tokens or 0
-            delta = msgspec.structs.replace(delta, cached_tokens=cached_tokens)
+            delta = self._first(delta)
             self._unsent_prompt_tokens = 0
             self._leg.mark("first_token")
         if not self._sink.take([delta]):
             self.sequence.is_paused = True
+
+    def _first(self, delta: Delta) -> Delta:
+        """With what is told of the prompt."""
+        sequence = self.sequence
+        prompt_ids = sequence.token_ids[: sequence.prompt_tokens] if self.tells_prompt_ids else []
+        told: list[TokenLogprob] | None = None
+        if sequence.shaping is not None:
+            told, sequence.shaping.prompt_told = sequence.shaping.prompt_told, None
+        return msgspec.structs.replace(
+            delta,
+            cached_tokens=sequence.found_tokens or 0,
+            prompt_token_ids=prompt_ids,
+            prompt_logprobs=told or [],
+        )
 
     def follow_context(self) -> None:
         """Have `on_stop` called when the request is stopped or killed, be it already."""

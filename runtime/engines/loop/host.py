@@ -7,12 +7,13 @@ The steps and what becomes of their tokens are in `steps.py`, who takes part in 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
+import msgspec
 import outcome
 import trio
 
@@ -27,6 +28,7 @@ from ...protocol.openai.generate import (
     Delta,
     FinishReason,
     GenerateRequest,
+    Task,
     check_features,
     is_shaped,
 )
@@ -38,7 +40,18 @@ from ..text import TextStream
 from .answer import Finish, SequenceAnswer
 from .pinned import Pinned, Reserved
 from .scheduler import Scheduler, TokenSequence
-from .step import Hop, KeepsKv, KeepsPrefixes, Prepares, Sampling, Shaping, StagesKv, StepEngine
+from .step import (
+    Embeds,
+    Ends,
+    Hop,
+    KeepsKv,
+    KeepsPrefixes,
+    Prepares,
+    Sampling,
+    Shaping,
+    StagesKv,
+    StepEngine,
+)
 from .steps import StepLoop
 
 
@@ -89,6 +102,10 @@ class EngineHost:
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Push one answer; see `ForwardsDeltas.forward`. `sink` is called by the step loop."""
         request = await self.prepare(request)
+        if request.task is not Task.GENERATE:
+            sink.take([await self._done(request)])
+            sink.end()
+            return
         ending = Ending()
         answer = self._submit(request, context, sink, partial(_end, sink, ending))
         try:
@@ -101,6 +118,9 @@ class EngineHost:
     ) -> AsyncGenerator[Delta, None]:
         """Stream one answer; see `GenerationEngine.generate`."""
         request = await self.prepare(request)
+        if request.task is not Task.GENERATE:
+            yield await self._done(request)
+            return
         deltas = Iteration[Delta](self._queued_deltas_max)
         answer = self._submit(request, context, deltas, deltas.finish)
         try:
@@ -109,14 +129,30 @@ class EngineHost:
         finally:
             self._steps.leave(answer)
 
+    async def _done(self, request: GenerateRequest) -> Delta:
+        """The one delta of a task that makes no answer, and takes no place in the steps."""
+        self._steps.check_open()
+        engine = self._engine
+        check_features(request, engine.info.features)
+        token_ids = engine.encode(request)
+        done = Delta("", [], FinishReason.STOP, len(token_ids))
+        if request.task is Task.TOKENIZE:
+            return msgspec.structs.replace(done, prompt_token_ids=token_ids)
+        if request.task is Task.DETOKENIZE:
+            text = b"".join(map(engine.token_bytes, token_ids)).decode("utf-8", "replace")
+            return msgspec.structs.replace(done, text=text)
+        assert isinstance(engine, Embeds), "its features say that it embeds"
+        check_prompt_fits(len(token_ids), engine.info.context_tokens_max, request)
+        return msgspec.structs.replace(done, raw=await engine.embed(token_ids))
+
     def _submit(
         self, request: GenerateRequest, context: Context, sink: Sink[Delta], finish: Finish
     ) -> SequenceAnswer:
         self._steps.check_open()
         sequence = sequence_of(self._engine, request, self._env.rng)
         answer = self._answer(sequence, request, context, sink, finish)
-        is_stop = answer.text.is_stopped or ends_with(self._engine, request.delivered_ids)
-        if is_stop or sequence.is_full:
+        is_stop = answer.text.is_stopped or ends_with(self._engine, request)
+        if is_stop or (sequence.is_full and request.delivered_ids):
             # All was delivered but the end.
             reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
             answer.send(answer.text.finish(), reason)
@@ -136,7 +172,9 @@ class EngineHost:
     ) -> SequenceAnswer:
         sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
-        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop)
+        answer = SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop)
+        answer.tells_prompt_ids = request.return_token_ids
+        return answer
 
     # --- handing over ---
 
@@ -300,6 +338,8 @@ def _scheduler(engine: StepEngine, **bounds: int) -> Scheduler:
 
 
 SEED_BITS = 64
+PROMPT_LOGPROBS_MAX: Final = 1 << 18
+"""Of one request, alternatives included: some 4 MB on the wire, ten times that in the engine."""
 
 
 def known_tokens(engine: StepEngine, request: GenerateRequest) -> tuple[list[int], int]:
@@ -334,9 +374,10 @@ def text_behind(engine: StepEngine, request: GenerateRequest) -> TextStream:
     return text
 
 
-def ends_with(engine: StepEngine, delivered_ids: Sequence[int]) -> bool:
-    """Whether the last of these tokens ends an answer."""
-    return bool(delivered_ids) and delivered_ids[-1] in engine.end_token_ids
+def ends_with(engine: StepEngine, request: GenerateRequest) -> bool:
+    """Whether the last token that was delivered ends the answer."""
+    last = request.delivered_ids[-1:]
+    return bool(last) and (last[0] in engine.end_token_ids or last[0] in request.stop_token_ids)
 
 
 def is_answered(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> bool:
@@ -345,7 +386,7 @@ def is_answered(engine: StepEngine, request: GenerateRequest, prompt_tokens: int
     if not delivered:
         return False
     is_full = prompt_tokens + len(delivered) >= _tokens_max(engine, request, prompt_tokens)
-    return is_full or ends_with(engine, delivered) or text_behind(engine, request).is_stopped
+    return is_full or ends_with(engine, request) or text_behind(engine, request).is_stopped
 
 
 def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random) -> TokenSequence:
@@ -355,6 +396,9 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
     shaping = None
     if is_shaped(request):
         shaping = Shaping(request=request, token_ids=token_ids, prompt_tokens=prompt_tokens)
+        if request.prompt_logprobs is not None and not request.delivered_ids:
+            check_told_fits(request.prompt_logprobs, prompt_tokens)
+            shaping.prompt_told = []
     return TokenSequence(
         token_ids=token_ids,
         prompt_tokens=prompt_tokens,
@@ -362,11 +406,25 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
         sampling=Sampling(
             temperature=request.temperature,
             top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
             seed=seed % (1 << SEED_BITS),
         ),
         shaping=shaping,
+        ends=Ends.of(request, engine.end_token_ids, prompt_tokens),
         tenant=request.tenant,
     )
+
+
+def check_told_fits(count: int, prompt_tokens: int) -> None:
+    """Raise `RequestError` if log probabilities of so many tokens, and their alternatives, are too many."""
+    told = prompt_tokens * (count + 1)
+    if told > PROMPT_LOGPROBS_MAX:
+        raise RequestError(
+            f"'prompt_logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
+            f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
+            param="prompt_logprobs",
+        )
 
 
 def _tokens_max(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> int:

@@ -15,7 +15,7 @@ The rules:
   computed again: the newest paused sequence, else the newest. A paused one also yields to a
   waiting one that can run, so that a consumer who reads nothing holds nothing for ever.
 * A sequence begins behind the blocks that hold its prefix already, but computes its last token
-  itself, whose step yields the next one. Full blocks are stored for others as they are filled. So a
+  itself, whose step yields the next one, and all of them if something is told of each. Full blocks are stored for others as they are filled. So a
   preempted sequence finds what nobody else needed meanwhile.
 * A pinned sequence is never a victim: a transfer may touch its blocks. It never needs more of them
   than it is admitted with, so whoever waits for blocks waits for its end at most.
@@ -33,7 +33,7 @@ import msgspec
 from ...errors import OverloadedError
 from ...kv.pool import BlockPool, block_count_for
 from ...protocol.kv.names import BlockNames
-from .step import KeepsPrefixes, Sampling, Shaping, StepItem
+from .step import Ends, KeepsPrefixes, Sampling, Shaping, StepItem
 
 
 class SequenceState(enum.Enum):
@@ -58,6 +58,7 @@ class TokenSequence:
     """Length at which the answer ends, the prompt included."""
     sampling: Sampling = attrs.Factory(Sampling)
     shaping: Shaping | None = None
+    ends: Ends | None = None
     state: SequenceState = SequenceState.WAITING
     tenant: str = ""
     """Whose it is: nothing that it computes is found by others."""
@@ -89,6 +90,11 @@ class TokenSequence:
         return len(self.token_ids) - self.cached_tokens
 
     @property
+    def needs_all(self) -> bool:
+        """Nothing that was computed before is of use to it: something is told of every token."""
+        return self.shaping is not None and self.shaping.tells_prompt
+
+    @property
     def is_full(self) -> bool:
         """It has all the tokens it may have."""
         return len(self.token_ids) >= self.tokens_max
@@ -118,6 +124,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
             is_sampled=end == len(known),
             sampling=sequence.sampling,
             shaping=sequence.shaping,
+            barred=() if sequence.ends is None else sequence.ends.barred(end),
         )
 
 
@@ -323,7 +330,8 @@ class Scheduler:
             self.waiting.remove(sequence)
             slot = sequence.slot = self._free_slots.pop()
             if self._engine_prefixes is not None and not sequence.is_held:
-                known = sequence.token_ids
+                # With one token none is found.
+                known = sequence.token_ids[:1] if sequence.needs_all else sequence.token_ids
                 sequence.cached_tokens = self._engine_prefixes.begin(slot, known, sequence.tenant)
             self.hit_tokens += sequence.cached_tokens
             self.sought_tokens += len(sequence.token_ids)
@@ -338,7 +346,9 @@ class Scheduler:
 
     def _find_place(self, sequence: TokenSequence) -> bool:
         """Give `sequence` its blocks, those of its prefix shared, if there are enough, and a slot."""
-        found = self.find_prefix(sequence.token_ids, sequence.block_hashes, sequence.tenant)
+        found: list[int] = []
+        if not sequence.needs_all:
+            found = self.find_prefix(sequence.token_ids, sequence.block_hashes, sequence.tenant)
         self.pool.share(found)
         sequence.block_ids = found
         if not self._make_room(sequence):

@@ -6,7 +6,7 @@ requests in flight nor tasks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
@@ -45,6 +45,9 @@ class Sampling:
 
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    """0 for all."""
+    min_p: float = 0.0
     seed: int = 0
 
     def draw(self, position: int) -> int:
@@ -52,9 +55,40 @@ class Sampling:
         return scramble(scramble(self.seed) ^ position)
 
 
+@attrs.frozen
+class Ends:
+    """Which tokens end an answer beside those that end every one, and which may not come yet.
+
+    Of an answer that asks for neither there is none.
+    """
+
+    stop_ids: frozenset[int]
+    _always: tuple[int, ...]
+    """Never chosen."""
+    _early: tuple[int, ...]
+    """Not chosen before `_position`."""
+    _position: int
+
+    @classmethod
+    def of(
+        cls, request: GenerateRequest, end_ids: Iterable[int], prompt_tokens: int
+    ) -> Ends | None:
+        """What `request` asks for, where `end_ids` end an answer otherwise."""
+        stop_ids = frozenset(request.stop_token_ids)
+        if not (stop_ids or request.ignore_eos or request.min_tokens):
+            return None
+        always = tuple(sorted(end_ids)) if request.ignore_eos else ()
+        early = tuple(sorted(stop_ids.union(end_ids)))
+        return cls(stop_ids, always, early, prompt_tokens + request.min_tokens)
+
+    def barred(self, position: int) -> tuple[int, ...]:
+        """The tokens that are not to be chosen at `position`."""
+        return self._early if position < self._position else self._always
+
+
 @attrs.define(eq=False, kw_only=True)
 class Shaping:
-    """What one sequence asks for beyond `Sampling`, and what the engine tells of its last token.
+    """What one sequence asks for beyond `Sampling`, and what the engine tells of its tokens.
 
     The choice is still a function of the request, the tokens so far, and the position alone: an engine may
     keep in `state` what it has made of them, and makes it again from `token_ids` where it is None.
@@ -68,8 +102,15 @@ class Shaping:
     """The engine's own."""
     told: TokenLogprob | None = None
     """Of the token chosen last, where the request asks for log probabilities."""
+    prompt_told: list[TokenLogprob] | None = None
+    """Of the prompt's first tokens, as far as they are computed; None where nobody asks, or has all."""
     failure: TrinamoError | None = None
     """Why there is no next token: it ends this answer, and no other."""
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the log probabilities of some of the prompt's tokens are still to be told."""
+        return self.prompt_told is not None and len(self.prompt_told) < self.prompt_tokens
 
 
 class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -88,6 +129,13 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     sampling: Sampling
     shaping: Shaping | None = None
     """None for most: then `sampling` says everything."""
+    barred: Sequence[int] = ()
+    """Tokens that are not to be chosen, unless there is no other."""
+
+    @property
+    def end(self) -> int:
+        """The position of the token that is wanted next."""
+        return self.position + len(self.token_ids)
 
 
 class StepEngine(Protocol):
@@ -175,6 +223,19 @@ class Prepares(Protocol):
 
     async def prepare(self, request: GenerateRequest) -> GenerateRequest:
         """The request as `encode` takes it. Idempotent, and safe to cancel; raises `RequestError`."""
+        ...
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A step engine that can make an embedding of a prompt, with `Feature.EMBEDDINGS` if it does."""
+
+    async def embed(self, token_ids: list[int]) -> bytes:
+        """One vector, normalised, as float32 in little-endian order, computed between two steps.
+
+        Raises `RequestError` for a prompt that is too long, or that it cannot take. Cancelled, it is over
+        when what is under way is.
+        """
         ...
 
 

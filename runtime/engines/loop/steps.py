@@ -218,7 +218,9 @@ class StepLoop:
             asked = self._asked.get(sequence)
             if isinstance(asked, SequenceAnswer):
                 asked.computes()
-        self._scheduler.advance(work, token_id)
+        # Where nothing but the prompt was asked for, there is no room for a token of the answer.
+        is_whole = token_id is not None and sequence.is_full
+        self._scheduler.advance(work, None if is_whole else token_id)
         asked = self._asked.get(sequence)
         if asked is None:
             return
@@ -227,6 +229,9 @@ class StepLoop:
             return
         if isinstance(asked, Pinned):
             asked.advanced(token_id)
+        elif is_whole:
+            self._send(asked, "", FinishReason.LENGTH)
+            self._end(asked)
         elif token_id is not None:
             self._take(asked, token_id)
 
@@ -235,7 +240,10 @@ class StepLoop:
         sequence = answer.sequence
         self._completion_tokens += 1
         answer.unsent_ids.append(token_id)
-        is_end = token_id in self._engine.end_token_ids
+        ends = sequence.ends
+        is_end = token_id in self._engine.end_token_ids or (
+            ends is not None and token_id in ends.stop_ids
+        )
         shaping = sequence.shaping
         if shaping is not None and shaping.told is not None:
             if not is_end:

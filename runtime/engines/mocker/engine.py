@@ -10,7 +10,8 @@ prompt alone, goes on unchanged after a preemption or on another worker, and can
 an engine (`expected_text`). It is read from KV memory: the key of each position is a digest of all
 tokens up to it, and every block knows the digest before it. So an answer that goes on from blocks that
 somebody else filled is another one if any of them is wrong or missing. Temperature and seed of a
-request change nothing.
+request change nothing; it has no token that ends an answer, so one is as long as `max_tokens` unless
+`stop_token_ids` end it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ import trio
 
 from ...env import Env
 from ...kv.memory import KvLayout, KvMemory, KvShape, fingerprint
-from ...protocol.openai.generate import GenerateRequest
+from ...protocol.openai.generate import Feature, GenerateRequest
 from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host
-from ..loop.step import Hop, StepItem, scramble
+from ..loop.step import Ends, Hop, StepItem, scramble
 from ..prompts import BYTES_MOCKER, encode_mocker
 
 KV_VERSION: Final = "1"
@@ -125,6 +126,7 @@ class MockerEngine:
             has_prefix_cache=options.enable_prefix_caching,
             tokenizer=BYTES_MOCKER,
             can_resume=True,
+            features=frozenset({Feature.END_TOKENS, Feature.TOKENIZE}),
         )
         self.memory = KvMemory(shape, options.num_gpu_blocks)
         self._digests: memoryview[int] = self.memory.view[0, 0, :, :, 0, 0].data
@@ -157,7 +159,7 @@ class MockerEngine:
             digest = self._before(item, is_new=not self._usage.knows(item.slot))
             self._usage.grow(item.slot, position + count, item.block_ids)
             digest = self._write(item, digest)
-            chosen.append(_choose(digest) if item.is_sampled else None)
+            chosen.append(_choose(digest, item.barred) if item.is_sampled else None)
         options, cost_ms = self.options, 0.0
         if prefills:
             cost_ms += options.timing.prefill(prefills) / options.speedup_ratio
@@ -226,11 +228,20 @@ def costed_hop(engine: MockerEngine) -> Hop:
 
 
 def expected_text(request: GenerateRequest, tokens: int, *, seed: int = 0) -> str:
-    """The first `tokens` tokens of the answer to `request`, as text: what a client must get."""
-    digest = _digest(seed, MockerEngine().encode(request))
+    """The first `tokens` tokens of the answer to `request`, as text: what a client must get.
+
+    One that ends it has no text.
+    """
+    engine = MockerEngine()
+    prompt_ids = engine.encode(request)
+    ends = Ends.of(request, engine.end_token_ids, len(prompt_ids))
+    digest = _digest(seed, prompt_ids)
     answer = bytearray()
-    for _ in range(tokens):
-        answer.append(_choose(digest))
+    for position in range(len(prompt_ids), len(prompt_ids) + tokens):
+        token_id = _choose(digest, () if ends is None else ends.barred(position))
+        if ends is not None and token_id in ends.stop_ids:
+            break
+        answer.append(token_id)
         digest = _digest(digest, answer[-1:])
     return answer.decode()
 
@@ -242,8 +253,11 @@ def _digest(digest: int, token_ids: Sequence[int]) -> int:
     return digest
 
 
-def _choose(digest: int) -> int:
-    return OUTPUTS[scramble(digest) % len(OUTPUTS)]
+def _choose(digest: int, barred: Sequence[int] = ()) -> int:
+    outputs = OUTPUTS
+    if barred:
+        outputs = bytes(each for each in OUTPUTS if each not in barred) or OUTPUTS
+    return outputs[scramble(digest) % len(outputs)]
 
 
 @asynccontextmanager

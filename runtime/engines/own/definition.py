@@ -19,7 +19,7 @@ import msgspec
 
 from ...errors import ConfigError, TrinamoError
 from ...nurseries import single
-from ...protocol.openai.generate import Delta, Feature
+from ...protocol.openai.generate import UNSAID, Delta, Feature, SamplingDefaults
 from ..generation import EngineInfo, GenerationEngine
 from .serving import Answering, GeneratorEngine
 from .telling import told
@@ -45,6 +45,7 @@ class EngineDefinition:
     context_tokens_max: int = CONTEXT_TOKENS_MAX
     loop: LoopName = "trio"
     features: frozenset[str] = frozenset()
+    sampling: SamplingDefaults = UNSAID
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.factory(*args, **kwargs)
@@ -68,6 +69,7 @@ class EngineDefinition:
             model=model or self.name,
             context_tokens_max=context_tokens_max or self.context_tokens_max,
             features=self.features,
+            sampling=self.sampling,
         )
         async with AsyncExitStack() as stack:
             try:
@@ -235,6 +237,7 @@ def engine(
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
     loop: LoopName = "trio",
     features: Iterable[str] = (),
+    sampling: SamplingDefaults = UNSAID,
 ) -> Callable[[_Factory], EngineDefinition]: ...
 def engine(
     factory: Callable[..., Any] | None = None,
@@ -244,6 +247,7 @@ def engine(
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
     loop: LoopName = "trio",
     features: Iterable[str] = (),
+    sampling: SamplingDefaults = UNSAID,
 ) -> Any:
     """Make an engine of `async def answer(request, context)` that yields the answer bit by bit.
 
@@ -275,7 +279,9 @@ def engine(
         loop: `asyncio` for a generator that awaits asyncio's functions: it runs in an asyncio loop
             inside trio, and Kill is its `CancelledError`.
         features: What it does with a request besides: of `logprobs`, `penalties`, `logit_bias`,
-            `top_k`, `min_p`, `json_schema`, `tools`. A request that asks for another is refused.
+            `top_k`, `min_p`, `json_schema`, `grammar`, `tools`, `end_tokens`, `prompt_logprobs`,
+            `chat_template`, `tokenize`, `embeddings`. A request that asks for another is refused.
+        sampling: What a request that says nothing of it is asked with: `SamplingDefaults(temperature=0.7)`.
 
     Raises:
         ValueError: For a context of less than 16 tokens, an unknown loop, or an unknown feature.
@@ -298,6 +304,7 @@ def engine(
             context_tokens_max=context_tokens_max,
             loop=loop,
             features=can,
+            sampling=sampling,
         )
 
     return define if factory is None else define(factory)

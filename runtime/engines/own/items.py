@@ -51,6 +51,8 @@ class AnswerItems:
         self._held_ids: list[int] = []
         """Of text that is held back."""
         self._held_logprobs: list[TokenLogprob] = []
+        self._held_prompt = Delta()
+        """What it told of the prompt, where that has not gone out yet."""
         self.completion_tokens = 0
         self.is_over = False
         """A delta with the finish reason was returned: nothing more is taken."""
@@ -71,6 +73,8 @@ class AnswerItems:
             self._check_text(item.text)
         if item.prompt_tokens not in (0, self.prompt_tokens):
             self.prompt_tokens = self._untold = item.prompt_tokens
+        if item.cached_tokens or item.prompt_token_ids or item.prompt_logprobs:
+            self._held_prompt = item
         if self._to_skip:
             return self._skip(item)
         token_ids = item.token_ids
@@ -137,4 +141,14 @@ class AnswerItems:
         told, self._untold = self._untold, 0
         held, self._held_ids = self._held_ids, []
         logprobs, self._held_logprobs = self._held_logprobs, []
-        return Delta(text, held, reason, told, logprobs)
+        of_prompt, self._held_prompt = self._held_prompt, Delta()
+        return Delta(
+            text,
+            held,
+            reason,
+            told,
+            logprobs,
+            cached_tokens=min(of_prompt.cached_tokens, self.prompt_tokens),
+            prompt_token_ids=of_prompt.prompt_token_ids,
+            prompt_logprobs=of_prompt.prompt_logprobs,
+        )

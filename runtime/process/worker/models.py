@@ -86,7 +86,12 @@ async def _offer(
         engine=engine,
     )
     created = int(runtime.env.clock.wall())
-    card = info.card(str(endpoint), created=created, aliases=section.model_aliases)
+    card = info.card(
+        str(endpoint),
+        created=created,
+        aliases=section.model_aliases,
+        sampling=msgspec.structs.asdict(section.sampling),
+    )
     await runtime.publish(model_key(card.name, instance.id), encode_card(card))
     standing: object = engine
     if isinstance(standing, StandsBefore):

@@ -20,7 +20,8 @@ class PrefillReason(enum.StrEnum):
     LONG_PROMPT = "long_prompt"
     """Computed by a prefill worker: it is long, and all others are free to go on with decoding."""
     LOGPROBS = "logprobs"
-    """The first token's log probabilities are asked for, and no prefill worker tells them."""
+    """The log probabilities of the first token or of the prompt are asked for, and no prefill worker
+    tells them."""
     SHORT_PROMPT = "short_prompt"
     """Too little is left to compute to be worth a transfer."""
     NO_PREFILL_WORKER = "no_prefill_worker"

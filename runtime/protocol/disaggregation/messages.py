@@ -151,11 +151,12 @@ def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateR
         request,
         messages=None,
         prompt=None,
-        # Penalties and grammars know where the answer begins.
+        # Penalties, grammars and the least length know where the answer begins.
         token_ids=token_ids[: len(token_ids) - len(delivered)],
         max_tokens=len(delivered) + 1,
         stop=[],
         logprobs=None,
+        return_token_ids=False,
     )
 
 

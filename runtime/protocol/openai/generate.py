@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Container, Iterator
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -53,7 +54,6 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 # What a parameter may be, wherever a request enters. A NaN is none of them.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -285,13 +285,42 @@ ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
     ("tools", "", Feature.TOOLS, "tools"),
 )
 """Fields that ask for a feature when they are not as here, and what a client calls them."""
+_TASKS: Final = {
+    Task.TOKENIZE: Feature.TOKENIZE,
+    Task.DETOKENIZE: Feature.TOKENIZE,
+    Task.EMBED: Feature.EMBEDDINGS,
+}
+_SHAPING: Final = frozenset(
+    {
+        Feature.LOGPROBS,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
+        Feature.JSON_SCHEMA,
+        Feature.GRAMMAR,
+        Feature.PROMPT_LOGPROBS,
+    }
+)
+
+
+def _fields(rows: tuple[tuple[str, Any, Feature, str], ...]) -> tuple[Callable[[Any], Any], Any]:
+    """What gets all these fields of a request at once, and what it gets where none is set."""
+    return attrgetter(*(row[0] for row in rows)), tuple(row[1] for row in rows)
+
+
+# Most requests ask for none: they are compared once, and no row is looked at.
+_asked, _UNASKED = _fields(ASKING)
+_shaped, _UNSHAPED = _fields(tuple(row for row in ASKING if row[2] in _SHAPING))
 
 
 def features_of(request: GenerateRequest) -> Iterator[tuple[Feature, str]]:
     """What an engine must be able to do for `request`, each with the parameter that asks for it."""
-    for field, unset, feature, param in ASKING:
-        if getattr(request, field) != unset:
-            yield feature, param
+    asked = _asked(request)
+    if asked != _UNASKED:
+        for value, (_, unset, feature, param) in zip(asked, ASKING, strict=True):
+            if value != unset:
+                yield feature, param
+    if request.task is not Task.GENERATE:
+        yield _TASKS[request.task], "task"
     for index, message in enumerate(request.messages or ()):
         if message.tool_calls:
             yield Feature.TOOLS, f"messages[{index}].tool_calls"
@@ -313,13 +342,14 @@ def check_features(
 
 
 def is_shaped(request: GenerateRequest) -> bool:
-    """Whether more than temperature, `top_p` and seed chooses the tokens, or more is told of them.
+    """Whether a token is chosen by more than the sampling and what may end the answer, or told of.
 
     Tools that the model may call or not are a matter of the prompt.
     """
     if request.tools and request.tool_choice not in ("", "none", "auto"):
         return True
-    return any(feature is not Feature.TOOLS for feature, _ in features_of(request))
+    shaped: bool = _shaped(request) != _UNSHAPED
+    return shaped
 
 
 def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
@@ -427,6 +457,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     repetition_penalty: RepetitionPenalty | None = None
 
 
+UNSAID: Final = SamplingDefaults()
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker publishes under `models/…` so that frontends offer the model."""
 
@@ -453,5 +486,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What else a request may ask for (`Feature`), sorted; everything else is refused by name."""
     passes_through: bool = False
     """Whether its workers take the clients' bodies as they are (`GenerateRequest.body`)."""
-    sampling: SamplingDefaults = SamplingDefaults()
+    sampling: SamplingDefaults = UNSAID
     """For what a request leaves out; a frontend fills it in."""

@@ -99,6 +99,26 @@ async def test_an_answer_goes_on_behind_tokens_that_were_delivered(mode: str) ->
         assert answered[0].prompt_tokens == 100
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_token_ends_an_answer_early_whoever_makes_the_first(mode: str) -> None:
+    """The prefill worker's, which is one that may not end it, or does."""
+    ends = [*b"abcdefghijklm .,-';\n"]
+    async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
+        for least in (0, 1, 4):
+            request = msgspec.structs.replace(
+                prompt(60, offset=least), min_tokens=least, stop_token_ids=ends
+            )
+            found = tokens(await workers.ask(request))
+            assert found == await alone(request)
+            assert least < len(found) < 12
+            assert [each in ends for each in found].index(True) == len(found) - 1
+        assert workers.of("decode").prefills("remote", "long_prompt", mode) == 3
+        told = msgspec.structs.replace(prompt(60, offset=9), prompt_logprobs=1)
+        answered = await workers.ask(told)
+        assert len(answered[0].prompt_logprobs) == 60
+        assert workers.of("decode").prefills("local", "logprobs", mode) == 1
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_role_that_the_engine_cannot_play_is_refused_at_the_start(role: str) -> None:
     section = config(worker__role=role)

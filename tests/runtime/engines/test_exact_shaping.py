@@ -91,7 +91,7 @@ async def test_log_probabilities_change_nothing_and_tell_of_every_token() -> Non
 
 async def test_what_an_engine_cannot_do_it_refuses_whoever_asks() -> None:
     async with open_host() as host:
-        refused: list[dict[str, Any]] = [{"min_p": 0.5}, {"json_schema": "{}"}, {"tools": "[]"}]
+        refused: list[dict[str, Any]] = [{"regex": "a"}, {"json_schema": "{}"}, {"tools": "[]"}]
         for fields in refused:
             with pytest.raises(RequestError, match="not supported by this model"):
                 await collect(host, request(**fields))

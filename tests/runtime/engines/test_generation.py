@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from tests.runtime.engines.loop.hosting import Gathering
+from trinamo.runtime.config.worker import SamplingConfig
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines import GenerationEngine, open_echo_engine
 from trinamo.runtime.engines.exact.engine import open_exact_engine
-from trinamo.runtime.engines.generation import forward_of
+from trinamo.runtime.engines.generation import EngineInfo, forward_of
 from trinamo.runtime.engines.mocker.engine import open_mocker_engine
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.protocol.openai.generate import (
@@ -21,6 +23,7 @@ from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
     GenerateRequest,
+    SamplingDefaults,
 )
 
 Open = Callable[[], AbstractAsyncContextManager[GenerationEngine]]
@@ -99,3 +102,28 @@ async def test_a_prompt_longer_than_the_context_is_refused(open_engine: Open, co
         prompt = "a " * engine.info.context_tokens_max
         with pytest.raises(RequestError, match="shorten it"):
             await collect(engine, GenerateRequest(model="m", prompt=prompt), Context("r"))
+
+
+def test_what_the_operator_says_of_sampling_stands_before_what_the_model_does() -> None:
+    """Field by field; an upstream's defaults are its own, and nobody else's business."""
+    own = SamplingDefaults(temperature=0.6, top_k=20)
+    said = {"temperature": 0.0, "top_k": None, "min_p": 0.1}
+    info = EngineInfo(engine="e", model="m", context_tokens_max=64, sampling=own)
+    assert info.card("", created=1).sampling == own
+    merged = SamplingDefaults(temperature=0.0, top_k=20, min_p=0.1)
+    assert info.card("", created=1, sampling=said).sampling == merged
+    passing = EngineInfo(engine="e", model="m", context_tokens_max=64, passes_through=True)
+    assert passing.card("", created=1, sampling=said).sampling == SamplingDefaults()
+
+
+def test_a_worker_is_configured_with_what_a_request_may_have() -> None:
+    """Both bounds are written down, as the configuration knows no requests."""
+    request, section = (
+        msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+        for kind in (SamplingDefaults, SamplingConfig)
+    )
+    for properties in (request, section):
+        for each in properties.values():
+            each["anyOf"][0].pop("description", None)
+            each.pop("description", None)
+    assert request == section

@@ -43,8 +43,10 @@ def _make_templates(source: str, chars_max: int, bos: str, eos: str, specials: l
 
     template = ChatTemplate(source, chars_max=chars_max, bos=bos, eos=eos, specials=specials)
 
-    def render(messages: list[Any], tools: str) -> str:
-        return template.render(msgspec.convert(messages, list[ChatMessage]), tools)
+    def render(messages: list[Any], *more: Any) -> str:
+        text = template.render(msgspec.convert(messages, list[ChatMessage]), *more)
+        # Half of a pair, out of escaped JSON, is no character, and nothing that could be sent.
+        return text.encode("utf-8", "replace").decode()
 
     return render
 

@@ -177,6 +177,7 @@ def _opener(
                 model=section.model_name or MODEL_NAME,
                 threads=threads,
                 layout=KvLayout(section.kv_layout),
+                closes_objects=section.closed_objects,
                 **_given(kv_tokens=blocks and blocks * block_tokens),
                 **bounds,
             )

@@ -26,6 +26,35 @@ def test_messages_are_rendered_up_to_the_answer() -> None:
     assert render(source) == "<s>[hello]\n></s>"
 
 
+def test_a_template_reads_what_a_client_gives_it_but_no_other_messages() -> None:
+    template = ChatTemplate(
+        "{{ bos_token }}{{ messages[0].content }}{% if thinks %}<think>{% endif %}"
+        "{% if add_generation_prompt %}>{% endif %}",
+        chars_max=1000,
+        bos="<s>",
+    )
+    assert template.render(HELLO) == "<s>hello>"
+    given = '{"thinks": true, "messages": [], "bos_token": "x", "add_generation_prompt": false}'
+    assert template.render(HELLO, "", given) == "<s>hello<think>>"
+    for wrong in ("[1]", "{", '"a"'):
+        with pytest.raises(RequestError) as refused:
+            template.render(HELLO, "", wrong)
+        assert refused.value.param == "chat_template_kwargs"
+
+
+def test_a_chat_can_end_in_the_middle_of_its_last_turn() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}[{{ m.content|trim }}]{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}",
+        chars_max=1000,
+    )
+    turns = [ChatMessage("user", "a"), ChatMessage("assistant", "It is  |end|")]
+    assert template.render(turns, "", "", "|end|") == "[a][It is  "
+    shown = ChatTemplate("{{ messages[0].content }}", chars_max=1000)
+    with pytest.raises(RequestError, match="does not show the last message"):
+        shown.render(turns, "", "", "|end|")
+
+
 def test_a_template_may_refuse_the_messages() -> None:
     with pytest.raises(RequestError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")

@@ -26,6 +26,7 @@ from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
     GenerateRequest,
+    Task,
 )
 
 needs.LLAMACPP.imported()
@@ -324,3 +325,75 @@ def test_a_file_that_is_no_model_is_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF and nothing else")
     with pytest.raises(ConfigError, match=r"cannot load .*broken\.gguf"):
         load(path)
+
+
+async def test_an_answer_is_as_long_as_it_is_asked_to_be(host: EngineHost) -> None:
+    """An end token that may not come is none of its tokens; those that follow have text."""
+    asked = chat("Say yes.", max_tokens=100, temperature=0)
+    plain = await collect(host, asked)
+    assert plain[-1].finish_reason is FinishReason.STOP
+    count = len(tokens(plain))
+    asked = replace(asked, max_tokens=count + 10)
+    endless = await collect(host, replace(asked, ignore_eos=True))
+    assert len(tokens(endless)) == count + 10
+    assert endless[-1].finish_reason is FinishReason.LENGTH
+    assert tokens(endless)[: count - 1] == tokens(plain)[:-1]
+    assert text(endless).startswith(text(plain))
+    longer = await collect(host, replace(asked, min_tokens=count + 5))
+    assert count + 5 < len(tokens(longer)) <= count + 10
+    # By logits in Python it is the same.
+    told = await collect(host, replace(asked, ignore_eos=True, logprobs=0))
+    assert tokens(told) == tokens(endless)
+    drawn = replace(asked, temperature=0.8, seed=1, top_k=20, min_p=0.05, ignore_eos=True)
+    assert tokens(await collect(host, drawn)) == tokens(await collect(host, drawn))
+    named = await collect(host, replace(asked, stop_token_ids=[tokens(plain)[2]]))
+    assert tokens(named) == tokens(plain)[:3]
+    assert text(plain).startswith(text(named))
+    assert named[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_form_that_is_complete_ends_the_answer_that_may_not_end(host: EngineHost) -> None:
+    for choices in (["yes", "no"], ["yes"]):
+        asked = chat("Yes?", max_tokens=20, temperature=0, ignore_eos=True, choices=choices)
+        deltas = await collect(host, asked)
+        assert text(deltas) in choices
+        assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+async def test_the_prompt_s_log_probabilities_are_those_of_an_answer(
+    host: EngineHost, engine: LlamaCppEngine
+) -> None:
+    """What was likely as an answer is as likely as a prompt, in chunks or whole, cached or not."""
+    prompt_ids = await encoded_by(engine, chat("Count to ten."))
+    asked = GenerateRequest(model="SmolLM2", token_ids=prompt_ids, temperature=0, max_tokens=12)
+    answer = await collect(host, replace(asked, logprobs=2))
+    whole = [*prompt_ids, *tokens(answer)]
+    (told,) = await collect(host, replace(asked, token_ids=whole, max_tokens=0, prompt_logprobs=2))
+    assert told.cached_tokens == 0
+    of_answer = [each for delta in answer for each in delta.logprobs]
+    of_prompt = told.prompt_logprobs[len(prompt_ids) :]
+    for one, other in zip(of_answer, of_prompt, strict=False):
+        assert one.token == other.token
+        assert one.logprob == pytest.approx(other.logprob, abs=0.05)
+        assert one.top[0][0] == other.top[0][0]
+
+
+async def test_a_chat_is_gone_on_with_in_its_last_turn(host: EngineHost) -> None:
+    turns = [ChatMessage("user", "Count."), ChatMessage("assistant", "One, two,<|im_end|> three")]
+    asked = chat("", continue_final_message=True, return_token_ids=True, max_tokens=1)
+    deltas = await collect(host, replace(asked, messages=turns))
+    ids = deltas[0].prompt_token_ids
+    back = GenerateRequest(model="SmolLM2", token_ids=ids, task=Task.DETOKENIZE)
+    (shown,) = await collect(host, back)
+    assert shown.text.endswith("One, two,<|im_end|> three")
+    with pytest.raises(RequestError, match="of the assistant"):
+        await collect(host, asked)
+
+
+async def test_sampling_that_the_engine_s_own_chain_can_do_is_left_to_it(host: EngineHost) -> None:
+    """Neither of these has Python look at all logits for each token."""
+    likeliest = chat("Count to ten.", temperature=1.0, seed=1, top_k=1)
+    greedy = chat("Count to ten.", temperature=0)
+    assert tokens(await collect(host, likeliest)) == tokens(await collect(host, greedy))
+    narrow = chat("Count to ten.", temperature=1.0, seed=1, min_p=1.0)
+    assert tokens(await collect(host, narrow)) == tokens(await collect(host, greedy))

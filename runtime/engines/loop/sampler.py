@@ -1,128 +1,116 @@
-"""The next token of a sequence whose request asks for more than llama.cpp's own chain of samplers."""
+"""The next token of a sequence whose request asks for more than an engine's own way to choose one.
+
+One for all engines that have logits: biases, penalties, forms, and what is told of tokens. Needs
+numpy, so nobody imports it but they.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
-from llguidance import LLMatcher
 
-from ...errors import EngineError, RequestError
+from ...errors import EngineError
 from ...protocol.openai.generate import GenerateRequest, TokenLogprob
-from ..loop.step import Sampling, Shaping, StepItem
-from .grammars import Compiler, Grammar, grammar_of
-from .sandbox.sandbox import ExceededError, Sandbox
+from .step import Sampling, Shaping, StepItem
 
-_CACHED_MAX: Final = 64
+Array = npt.NDArray[Any]
+LOGPROB_MIN: Final = -9999.0
+"""What JSON has in place of an infinite one, as OpenAI writes it."""
+_DRAWS: Final = float(1 << 64)
 
 
-class Grammars:
-    """The grammars that were asked for last, `_CACHED_MAX` of them, and why others are none."""
+class Form(Protocol):
+    """Where one answer is in what it may look like: a grammar's place."""
 
-    def __init__(self, compiler: Compiler, sandbox: Sandbox) -> None:
-        self._compiler, self._sandbox = compiler, sandbox
-        self._made: OrderedDict[str, LLMatcher | str] = OrderedDict()
+    def follow(self, answer_ids: Sequence[int]) -> None:
+        """Take what is new of the whole answer so far; `EngineError` if the form has no such text."""
+        ...
 
-    async def prepare(self, source: str, param: str) -> None:
-        """Have the grammar ready for `open`; `RequestError` naming `param` if `source` is none.
-
-        It is made in the sandbox first, as what one costs is not to be seen in its text.
-        """
-        found = self._made.get(source)
-        if found is None:
-            try:
-                found = await self._sandbox.call(source)
-            except ExceededError as error:
-                found = f"making it takes more than {error}"
-            found = found or await trio.to_thread.run_sync(self._compiler.compile, source)
-            self._made[source] = found
-            while len(self._made) > _CACHED_MAX:
-                self._made.popitem(last=False)
-        if isinstance(found, str):
-            raise RequestError(f"'{param}' cannot be a grammar: {found}", param=param)
-
-    def open(self, source: str) -> Grammar:
-        """A grammar at its beginning, whose source was prepared; `EngineError` otherwise."""
-        found = self._made.get(source) or self._compiler.compile(source)
-        if isinstance(found, str):
-            raise EngineError(f"the answer has no grammar: {found}")
-        return self._compiler.open(found)
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may be next, the ends of an answer among them; `EngineError` if none can."""
+        ...
 
 
 @attrs.frozen(eq=False)
 class _State:
     """What a sequence keeps between two tokens; made anew from its tokens wherever it goes on."""
 
-    grammar: Grammar | None
+    form: Form | None
 
 
-class ShapedSampling:
-    """Chooses by the logits in Python; about three milliseconds a token of a vocabulary of 49,152.
+class Sampler:
+    """Chooses by logits, one for each token of the vocabulary, and tells of what was chosen.
 
-    `plain` is how a token is chosen without it: where a request only asks what was likely, the
-    answer is the same.
+    For one of 49,152 it takes about three milliseconds a token. `open_form` is the form of an answer at
+    its beginning, None for one that is free; `EngineError` if there is none.
     """
 
     def __init__(
         self,
-        grammars: Grammars,
         token_bytes: Callable[[int], bytes],
-        plain: Callable[[int, StepItem], int],
+        open_form: Callable[[GenerateRequest], Form | None] = lambda _: None,
     ) -> None:
-        self._grammars = grammars
         self._token_bytes = token_bytes
-        self._plain = plain
+        self._open_form = open_form
 
-    async def prepare(self, request: GenerateRequest) -> None:
-        """Have the answer's grammar ready; `RequestError` if it cannot be made."""
-        source, param = grammar_of(request)
-        if source:
-            await self._grammars.prepare(source, param)
+    def sample(self, logits: Array, item: StepItem, plain: Callable[[], int]) -> int | None:
+        """The next token of `item`; None, and why in `shaping.failure`, if none can be.
 
-    def sample(self, found: list[float], row: int, item: StepItem) -> int | None:
-        """The next token by the logits `found`; None, and why in `shaping.failure`, if none can be."""
+        `plain` is how the engine chooses without this: where a request only asks what was likely, the
+        answer is the same.
+        """
         shaping = item.shaping
         assert shaping is not None, "nothing is asked for beyond the sampling"
-        logits = np.array(found, np.float32)
         try:
-            token_id = self._choose(logits, row, item, shaping)
+            shaped = self._shaped(logits, item, shaping)
         except EngineError as error:
             shaping.failure = error
             return None
+        token_id = plain() if shaped is None else choose(shaped, item.sampling, item.end)
         count = shaping.request.logprobs
         if count is not None:
             shaping.told = tell(logits, token_id, count, self._token_bytes)
         return token_id
 
-    def _choose(self, logits: Any, row: int, item: StepItem, shaping: Shaping) -> int:
+    def _shaped(self, logits: Array, item: StepItem, shaping: Shaping) -> Array | None:
+        """What to choose by, a copy; None if it is not to be changed."""
         request = shaping.request
         if shaping.state is None:
-            source, _ = grammar_of(request)
-            shaping.state = _State(self._grammars.open(source) if source else None)
-        grammar = shaping.state.grammar
-        if grammar is None and not (is_reshaped(request) or request.top_k or request.min_p):
-            return self._plain(row, item)
+            shaping.state = _State(self._open_form(request))
+        form: Form | None = shaping.state.form
+        if form is None and not is_reshaped(request):
+            return None
         shaped = logits.copy()
         answer_ids = shaping.token_ids[shaping.prompt_tokens :]
         reshape(shaped, request, shaping.token_ids[: shaping.prompt_tokens], answer_ids)
-        if grammar is not None:
-            grammar.follow(answer_ids)
-            shaped[~grammar.allowed()] = -np.inf
+        if form is not None:
+            form.follow(answer_ids)
+            shaped[~form.allowed()] = -np.inf
             if np.isneginf(shaped).all():
                 raise EngineError("the grammar of the answer allows no token of the vocabulary")
-        position = item.position + len(item.token_ids)
-        return choose(shaped, item.sampling, position, top_k=request.top_k, min_p=request.min_p)
+        bar(shaped, item.barred)
+        return shaped
 
+    def tell_prompt(self, logits_at: Callable[[int], Array], item: StepItem) -> None:
+        """Tell of the prompt's tokens before which `item` was computed; `logits_at` is of its rows.
 
-Array = npt.NDArray[Any]
-LOGPROB_MIN: Final = -9999.0
-"""What JSON has in place of an infinite one, as OpenAI writes it."""
-_DRAWS: Final = float(1 << 64)
+        Whatever of them was told before, by a sequence that is computed again, stays.
+        """
+        shaping = item.shaping
+        assert shaping is not None, "nothing is asked for beyond the sampling"
+        told, count = shaping.prompt_told, shaping.request.prompt_logprobs
+        assert told is not None, "nobody asks for the prompt's"
+        assert count is not None, "nobody asks for the prompt's"
+        if not told:
+            # Nothing comes before it.
+            told.append(TokenLogprob(self._token_bytes(shaping.token_ids[0]), 0.0))
+        for position in range(len(told), min(item.end + 1, shaping.prompt_tokens)):
+            logits, token_id = logits_at(position - 1 - item.position), shaping.token_ids[position]
+            told.append(tell(logits, token_id, count, self._token_bytes))
 
 
 def is_reshaped(request: GenerateRequest) -> bool:
@@ -154,9 +142,18 @@ def reshape(
         logits[said] -= request.presence_penalty + request.frequency_penalty * counts
 
 
-def choose(
-    logits: Array, sampling: Sampling, position: int, *, top_k: int = 0, min_p: float = 0.0
-) -> int:
+def bar(logits: Array, barred: Sequence[int]) -> None:
+    """Have none of `barred` chosen, in place, unless no other token could be: a form is complete."""
+    if not barred:
+        return
+    ids = [each for each in barred if each < len(logits)]
+    kept = logits[ids]
+    logits[ids] = -np.inf
+    if np.isneginf(logits).all():
+        logits[ids] = kept
+
+
+def choose(logits: Array, sampling: Sampling, position: int) -> int:
     """The token at `position`: of equal ones the first, at temperature 0 the likeliest.
 
     Tokens of minus infinity are never chosen; one must be another.
@@ -165,16 +162,16 @@ def choose(
         return int(np.argmax(logits))
     # Stable, so that equal logits have one order wherever this is computed.
     order = np.argsort(-logits, kind="stable")
-    if 0 < top_k < len(order):
-        order = order[:top_k]
+    if 0 < sampling.top_k < len(order):
+        order = order[: sampling.top_k]
     kept = logits[order].astype(np.float64) / sampling.temperature
     weights = np.exp(kept - kept[0])
     weights /= weights.sum()
     if sampling.top_p < 1:
         # The fewest whose sum reaches `top_p`.
         weights = weights[: int(np.searchsorted(np.cumsum(weights), sampling.top_p)) + 1]
-    if min_p > 0:
-        weights = weights[weights >= min_p * weights[0]]
+    if sampling.min_p > 0:
+        weights = weights[weights >= sampling.min_p * weights[0]]
     sums = np.cumsum(weights)
     drawn = sampling.draw(position) / _DRAWS * sums[-1]
     return int(order[min(int(np.searchsorted(sums, drawn, side="right")), len(sums) - 1)])
