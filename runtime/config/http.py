@@ -94,7 +94,9 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " nobody needs a key; true: here too, without a key, whatever the address; false: nowhere."
         ),
     ] = None
-    enable_chat_endpoints: Annotated[bool, about("Serve `/v1/chat/completions`.")] = True
+    enable_chat_endpoints: Annotated[
+        bool, about("Serve chats: `/v1/chat/completions`, `/v1/responses`, `/v1/messages`.")
+    ] = True
     enable_cmpl_endpoints: Annotated[bool, about("Serve `/v1/completions`.")] = True
     unknown_fields: Annotated[
         Literal["refuse", "warn", "ignore"],

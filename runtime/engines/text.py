@@ -27,7 +27,13 @@ class StopMatcher:
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self.is_stopped = False
+        self.stopped_by = ""
+        """The stop string that is complete."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string is complete: no text follows."""
+        return bool(self.stopped_by)
 
     @property
     def held(self) -> str:
@@ -42,11 +48,10 @@ class StopMatcher:
             return text
         pending = self._held + text
         for index in range(len(self._held), len(pending)):
-            stop_chars = self._advance(pending[index])
-            if stop_chars:
-                self.is_stopped = True
+            self.stopped_by = self._advance(pending[index])
+            if self.stopped_by:
                 self._held = ""
-                return pending[: index + 1 - stop_chars]
+                return pending[: index + 1 - len(self.stopped_by)]
         keep = len(pending) - max(self._matched)
         self._held = pending[keep:]
         return pending[:keep]
@@ -56,9 +61,9 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _advance(self, char: str) -> int:
-        """Feed one character to every automaton; the length of the stop it completes, or 0."""
-        complete = 0
+    def _advance(self, char: str) -> str:
+        """Feed one character to every automaton; the stop that it completes, or nothing."""
+        complete = ""
         for number, stop in enumerate(self._stops):
             matched = self._matched[number]
             borders = self._borders[number]
@@ -68,7 +73,7 @@ class StopMatcher:
                 matched += 1
             self._matched[number] = matched
             if matched == len(stop):
-                complete = complete or matched
+                complete = complete or stop
                 # A complete automaton is never advanced again: the matcher has stopped.
         return complete
 
@@ -95,8 +100,13 @@ class TextStream:
         """Whether the decoder keeps an incomplete character back."""
         self._matcher = StopMatcher(stops)
         self._has_stops = bool(stops)
-        self.is_stopped = False
-        """A stop string is complete: no text follows."""
+        self.stopped_by = ""
+        """The stop string that is complete: no text follows."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return bool(self.stopped_by)
 
     def push(self, data: bytes) -> str:
         """Take the bytes of one token and return the text that can be shown now.
@@ -111,7 +121,7 @@ class TextStream:
         if not self._has_stops:
             return text
         shown = self._matcher.push(text)
-        self.is_stopped = self._matcher.is_stopped
+        self.stopped_by = self._matcher.stopped_by
         return shown
 
     def finish(self) -> str:

@@ -36,7 +36,17 @@ from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission
 from .admission.cors import PREFIX, AllowsOrigins
 from .admission.keys import ApiKeys
-from .chat import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Inference
+from .chat import Inference
+from .endpoints import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+)
 from .exchanges import Handler
 from .models.models import ModelManager
 from .routes.access import OUTCOME, NeedsKey, TellsRequests
@@ -48,8 +58,8 @@ _encode = msgspec.json.Encoder().encode
 _OF_OPENAI: Final = tuple(
     f"/v1/{name}"
     for name in (
-        *(each.path.removeprefix("/v1/") for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)),
-        *("messages", "audio/", "images/", "videos", "moderations", "rerank", "realtime", "files"),
+        *("chat/completions", "completions", "responses", "messages", "embeddings"),
+        *("audio/", "images/", "videos", "moderations", "rerank", "realtime", "files"),
         *("uploads", "batches", "fine_tuning/", "assistants", "threads", "vector_stores"),
     )
 )
@@ -60,9 +70,9 @@ def build_handlers(
     manager: ModelManager, admission: Admission, config: HttpConfig, traces: Traces
 ) -> dict[tuple[bytes, bytes], Handler]:
     """What answers inference requests, by method and path, on the endpoints that `config` enables."""
-    endpoints = [EMBEDDINGS, RESPONSES]
+    endpoints = [EMBEDDINGS, TOKENIZE, DETOKENIZE]
     if config.enable_chat_endpoints:
-        endpoints.append(CHAT)
+        endpoints += [CHAT, RESPONSES, MESSAGES, COUNT_TOKENS]
     if config.enable_cmpl_endpoints:
         endpoints.append(COMPLETIONS)
     return {

@@ -1,7 +1,6 @@
 """The inference endpoints, which share one path: read, find the engine, wait for a place, answer.
 
-A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`);
-embeddings and responses only such models answer.
+A model whose workers take the clients' bodies as they are gets them unread (`PassedBody`).
 
 What this file does not do: cancellation and the form of the answer (`streaming.py`), who gets a
 place (`admission/admission.py`), routes (`app.py`).
@@ -12,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import msgspec
@@ -27,25 +26,17 @@ from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer
+from ..protocol.openai.answers import AnswerFormat
 from ..protocol.openai.fields import UnknownFields
 from ..protocol.openai.generate import GenerateRequest, ModelCard, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
-from ..protocol.openai.requests import (
-    CONTEXT_TOKENS_MAX,
-    ChatCompletionRequest,
-    CompletionRequest,
-    Tell,
-    all_choices,
-    decode_chat_request,
-    decode_completion_request,
-)
-from ..protocol.openai.tool_answers import ToolAnswer
+from ..protocol.openai.requests import CONTEXT_TOKENS_MAX
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
 from .choices import ChoicesSink, answer_choices
+from .endpoints import AnyRequest, EndpointKind, MakesAnswer, choices_of
 from .exchanges import (
     ClientGoneError,
     Headers,
@@ -57,7 +48,7 @@ from .exchanges import (
     respond_error,
 )
 from .metrics import SENT_BACK, RequestRecord
-from .models.models import Engine, ModelAwayError, ModelKind, ModelManager, RoutedEngine
+from .models.models import Engine, ModelAwayError, ModelManager, RoutedEngine
 from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import (
@@ -82,27 +73,6 @@ _CHOICES_MAX: Final = 128
 """Of an answer of which only the upstream can tell; OpenAI's own bound."""
 
 log = logging.getLogger("trinamo.http")
-
-
-@attrs.frozen
-class EndpointKind:
-    """Where the endpoints differ."""
-
-    kind: ModelKind
-    path: str
-    decode: Callable[[Buffer, Tell], ChatCompletionRequest | CompletionRequest] | None = None
-    """How a request is understood by engines that are given tokens or text; None: only models that
-    pass requests through answer it."""
-    answer: type[ChatAnswer | CompletionAnswer] | None = None
-    """And how its answer is made."""
-
-
-CHAT: Final = EndpointKind(ModelKind.CHAT, "/v1/chat/completions", decode_chat_request, ChatAnswer)
-COMPLETIONS: Final = EndpointKind(
-    ModelKind.COMPLETIONS, "/v1/completions", decode_completion_request, CompletionAnswer
-)
-EMBEDDINGS: Final = EndpointKind(ModelKind.EMBEDDINGS, "/v1/embeddings")
-RESPONSES: Final = EndpointKind(ModelKind.RESPONSES, "/v1/responses")
 
 
 @attrs.define(eq=False)
@@ -139,11 +109,8 @@ class Parsed:
     """Of the answer, as far as it can be told here."""
     choices_each: int = 1
     """To one prompt."""
-    wants_usage: bool = False
-    is_echoed: bool = False
-    """The answer's text begins with its prompt."""
-    is_passed: bool = False
-    """The answer is passed on as it comes."""
+    answer: MakesAnswer | None = None
+    """None: the answer is passed on as it comes."""
 
 
 class Inference:
@@ -172,12 +139,14 @@ class Inference:
         traceparent = (find_header(exchange.headers, b"traceparent") or b"").decode("latin-1")
         trace = self._traces.begin(inner_id, traceparent)
         headers = self._ids.answer_headers(exchange.headers, public_id)
+        if self._endpoint.dialect.id_header:
+            headers.append((self._endpoint.dialect.id_header, public_id.encode()))
         if self._admission.cors is not None:
             headers += self._admission.cors.headers(exchange.headers)
         refusal: ErrorAnswer | None = None
         with (
             log_fields(request_id=inner_id),
-            trace.begin("http", now, endpoint=self._endpoint.kind.value) as leg,
+            trace.begin("http", now, endpoint=self._endpoint.name) as leg,
         ):
             post = _Post(exchange, headers, inner_id, now, trace, leg)
             try:
@@ -185,8 +154,12 @@ class Inference:
             except ClientGoneError:
                 self._refused(post, CLIENT_GONE, "client_disconnect")
             except TrinamoError as error:
-                tells_detail = self._config.engine_error_detail
-                refusal = answer_error(error, request_id=inner_id, tells_detail=tells_detail)
+                refusal = answer_error(
+                    error,
+                    request_id=inner_id,
+                    tells_detail=self._config.engine_error_detail,
+                    dialect=self._endpoint.dialect,
+                )
                 if isinstance(error, OverloadedError):
                     self._admission.refused(error)
                 self._refused(post, refusal.status, refusal.code, str(error))
@@ -199,7 +172,7 @@ class Inference:
     def _refused(self, post: _Post, status: int, outcome: str, error: str = "") -> None:
         """Count and tell a request that ended before anybody was asked."""
         post.data = None
-        self._manager.metrics.refused(self._endpoint.kind, outcome)
+        self._manager.metrics.refused(self._endpoint.name, outcome)
         # Which model was asked for; of other refusals the access line has the sentence.
         why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
         post.leg.finish(outcome, **why)
@@ -303,12 +276,11 @@ class Inference:
         assert data is not None, "it was understood before"
         parsed: Parsed | None = None
         try:
-            if decode is None or self._manager.passes_any:
+            if self._manager.passes_any:
                 passed = decode_passed(data)
                 name = passed.model or ""
                 parsed = self._pass(data, passed, post.tenant)
             if parsed is None:
-                assert decode is not None, "no model of ours has this kind"
                 request = decode(data, partial(self._tell_unknown, post))
                 name = request.model or ""
                 parsed = self._take(request, post.tenant)
@@ -338,7 +310,7 @@ class Inference:
         kind = self._endpoint.kind
         return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
 
-    def _take(self, request: ChatCompletionRequest | CompletionRequest, tenant: str) -> Parsed:
+    def _take(self, request: AnyRequest, tenant: str) -> Parsed:
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
         card = self._manager.card(model) or ModelCard(name=model, endpoint="")
@@ -347,7 +319,7 @@ class Inference:
         check_features(generate, card.features, request.called)
         if tenant:
             generate = msgspec.structs.replace(generate, tenant=tenant)
-        choices = all_choices(request, generate, context_tokens_max)
+        choices = choices_of(request, generate, context_tokens_max)
         tokens_max = context_tokens_max if generate.max_tokens is None else generate.max_tokens
         return Parsed(
             choices,
@@ -357,8 +329,7 @@ class Inference:
             wanted=self._wanted(model),
             tokens_max=min(tokens_max, context_tokens_max) * len(choices),
             choices_each=request.choices_each,
-            wants_usage=request.wants_usage,
-            is_echoed=isinstance(request, CompletionRequest) and bool(request.echo),
+            answer=self._endpoint.answer(request, choices, context_tokens_max),
         )
 
     def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
@@ -379,10 +350,9 @@ class Inference:
             [generate],
             engine,
             passed.model or model,
-            is_streamed=bool(passed.stream) and self._endpoint.kind is not ModelKind.EMBEDDINGS,
+            is_streamed=bool(passed.stream) and self._endpoint.may_stream,
             wanted=self._wanted(model),
             tokens_max=context_tokens_max * (passed.choices or _CHOICES_MAX),
-            is_passed=True,
         )
 
     # --- the answer ----------------------------------------------------------------------------
@@ -417,7 +387,7 @@ class Inference:
                     post.headers.append((CACHED_BLOCKS_HEADER, str(cached_blocks).encode()))
 
         with (
-            metrics.request(generate.model, self._endpoint.kind, came_at) as record,
+            metrics.request(generate.model, self._endpoint.name, came_at) as record,
             Body(admission.answers) as kept,
         ):
             context.trace = post.trace
@@ -430,6 +400,7 @@ class Inference:
                 context,
                 parsed.tokens_max,
                 may_wait=admission.queue.length_max > 0,
+                dialect=self._endpoint.dialect,
             )
             forward: Forward
             if isinstance(engine, RoutedEngine):
@@ -450,28 +421,13 @@ class Inference:
         return record
 
     def _sink(self, parsed: Parsed, to: AnswerDelivery) -> AnswerSink:
-        if parsed.is_passed:
-            if not parsed.is_streamed:
-                return PassedBody(to)
-            ends_with_done = self._endpoint.kind is not ModelKind.RESPONSES
-            return PassedEvents(to, ends_with_done=ends_with_done)
-        generate = parsed.choices[0]
-        form = ToolAnswer if generate.calls_tools else self._endpoint.answer
-        assert form is not None, "no model of ours has this kind"
+        make = parsed.answer
+        if make is None:
+            return (PassedEvents if parsed.is_streamed else PassedBody)(to)
         made_at = int(self._manager.env.clock.wall())
 
         def make_form(index: int) -> AnswerFormat:
-            more: dict[str, Any] = {}
-            if index:
-                more["index"] = index
-            if generate.return_token_ids:
-                more["tells_ids"] = True
-            if parsed.is_echoed:
-                more["echo"] = parsed.choices[index].prompt or ""
-                more["tells_logprobs"] = generate.logprobs is not None
-            return form(
-                to.context.id, parsed.asked, made_at, wants_usage=parsed.wants_usage, **more
-            )
+            return make(index, to.context.id, parsed.asked, made_at)
 
         if len(parsed.choices) > 1:
             return ChoicesSink(

@@ -20,7 +20,7 @@ from ..context import Context
 from ..engines.generation import Forward
 from ..errors import OverloadedError
 from ..nurseries import open_nursery
-from ..protocol.openai.answers import DONE, AnswerFormat
+from ..protocol.openai.answers import AnswerFormat
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .admission.admission import LOOK_INTERVAL_S, Admission
@@ -89,7 +89,7 @@ class ChoicesSink(AnswerSink):
             self._exchange.respond(200, body, self._to.headers)
             return
         self._start()
-        self._exchange.finish(forms[0].usage_event(self._usage) + DONE)
+        self._exchange.finish(forms[0].end_events(self._usage))
 
 
 class ChoiceSink(Sink[Delta]):

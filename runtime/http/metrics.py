@@ -45,7 +45,7 @@ class _ModelSeries:
 class FrontendMetrics(Metrics):
     """What a frontend counts about its clients' requests.
 
-    `endpoint` is `chat` or `completions`. A request is counted once, by its outcome, when it ends.
+    `endpoint` is `chat`, `completions`, `responses`, … A request is counted once, by its outcome, when it ends.
     """
 
     def __init__(self, env: Env) -> None:

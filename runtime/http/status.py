@@ -1,4 +1,4 @@
-"""Exception to HTTP status and OpenAI error body: the only table of HTTP codes.
+"""Exception to HTTP status and error body: the only table of HTTP codes.
 
 Also the two forms an error takes on the wire: a JSON body before the first byte of an answer, an
 event after it. Messages of our own bugs stay in the log; clients get a sentence without insides.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import http
 import math
 import re
+from collections.abc import Callable
 from typing import ClassVar, Final
 
 import attrs
-import msgspec
 
 from ..context import Reason
 from ..errors import (
@@ -38,7 +38,8 @@ from ..errors import (
     UpstreamError,
 )
 from ..nurseries import single
-from ..protocol.openai.answers import ErrorBody, ErrorDetail, encode_data
+from ..protocol.anthropic.errors import ERROR_EVENT, error_body as messages_error_body
+from ..protocol.openai.answers import DONE, ErrorDetail, encode_data, error_body
 from ..protocol.openai.http_head import HeadFault
 
 RETRY_AFTER_S: Final = 1
@@ -172,7 +173,25 @@ KILLED_TABLE: Final[dict[str, StatusRow]] = {
 }
 # fmt: on
 
-_encode = msgspec.json.Encoder().encode
+
+@attrs.frozen
+class Dialect:
+    """What the clients of one API expect, beside its requests and answers."""
+
+    error_body: Callable[[int, ErrorDetail, str], bytes] = error_body
+    """An error as JSON, from its status, what is told of it and the request's id."""
+    error_event: bytes = b""
+    """The name of the event that tells of one in a stream."""
+    stream_end: bytes = b""
+    """What follows the last event of a stream that is whole."""
+    id_header: bytes = b""
+    """Where an answer tells the request's id, besides `X-Request-Id`."""
+
+
+OPENAI: Final = Dialect(stream_end=DONE)
+EVENTS_THAT_END: Final = Dialect()
+"""OpenAI's, too, where the last event says that it is the last."""
+ANTHROPIC: Final = Dialect(messages_error_body, ERROR_EVENT, id_header=b"request-id")
 
 
 @attrs.frozen
@@ -184,6 +203,9 @@ class ErrorAnswer:
     retry_after_s: float | None = None
     helps: bool | None = None
     """Whether asking again does; None: nobody knows."""
+    request_id: str = ""
+    dialect: Dialect = OPENAI
+    """How the client reads errors."""
 
     @property
     def code(self) -> str:
@@ -210,15 +232,19 @@ class ErrorAnswer:
 
     def to_body(self) -> bytes:
         """The JSON body of an answer that is an error."""
-        return _encode(ErrorBody(self.detail))
+        return self.dialect.error_body(self.status, self.detail, self.request_id)
 
     def to_event(self) -> bytes:
-        """The last event of a stream that broke after its first byte; no `[DONE]` follows."""
-        return encode_data(self.to_body())
+        """The last event of a stream that broke after its first byte; no end of a whole one follows."""
+        return encode_data(self.to_body(), self.dialect.error_event)
 
 
 def answer_error(
-    error: BaseException, *, request_id: str = "", tells_detail: bool = False
+    error: BaseException,
+    *,
+    request_id: str = "",
+    tells_detail: bool = False,
+    dialect: Dialect = OPENAI,
 ) -> ErrorAnswer:
     """What a client is told about `error`; of a group, the error that stands for it.
 
@@ -248,6 +274,8 @@ def answer_error(
         ),
         getattr(error, "retry_after_s", 0) or row.retry_after_s,
         row.helps,
+        request_id,
+        dialect,
     )
 
 

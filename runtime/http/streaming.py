@@ -3,10 +3,10 @@
 The engine's deltas come to a sink, which makes events of them and writes them to the client at
 once. So the task of the request, which is in `AnswerDelivery.run`, sleeps from the first delta to the
 end. The status goes out with the first event, so an early failure has its real status; later errors
-become a last event, and the stream ends without `[DONE]`. Answers of upstreams are passed on as
-they come; a refusal of theirs, such as a 400 that names a parameter, is the answer, too: with its
-status and its words. What this file does not do: know who answers (`chat.py`), and hold what a slow
-client has not taken yet (the exchange).
+become the last events, and what ends a whole stream, such as `[DONE]`, does not follow. Answers of
+upstreams are passed on as they come; a refusal of theirs, such as a 400 that names a parameter, is
+the answer, too: with its status and its words. What this file does not do: know who answers
+(`chat.py`), and hold what a slow client has not taken yet (the exchange).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..errors import (
 )
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
-from ..protocol.openai.answers import DONE, AnswerFormat, PromptTokensDetails, Usage
+from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
 from ..protocol.openai.generate import Delta
 from ..sinks import Sink
 from .bodies import Body
 from .exchanges import Headers, HttpExchange, respond_error
 from .metrics import SENT_BACK, RequestRecord
-from .status import ErrorAnswer, answer_error
+from .status import OPENAI, Dialect, ErrorAnswer, answer_error
 
 _OVERSHOOT_TOKENS: Final = 4096
 """What a delta may bring behind the last token that was asked for."""
@@ -81,9 +81,12 @@ class AnswerSink(Sink[Delta], ABC):
     def fail(self, answer: ErrorAnswer) -> None:
         """Tell the client what went wrong, as far as that is still possible."""
         if self._is_started:
-            self._exchange.finish(answer.to_event())
+            self._exchange.finish(self._error_events(answer))
         else:
             respond_error(self._exchange, answer, self._to.headers)
+
+    def _error_events(self, answer: ErrorAnswer) -> bytes:
+        return answer.to_event()
 
     def _start(self) -> None:
         """Send the head of a stream of events, once."""
@@ -129,7 +132,7 @@ class AnswerSink(Sink[Delta], ABC):
 
 
 class EventSink(AnswerSink):
-    """Writes an event for each delta. The last one waits for the end, and goes out with `[DONE]`."""
+    """Writes the events of each delta. Those that say that it was the last one wait for the end."""
 
     def __init__(self, to: AnswerDelivery, make_form: Callable[[], AnswerFormat]) -> None:
         super().__init__(to)
@@ -139,17 +142,18 @@ class EventSink(AnswerSink):
         to.exchange.on_room(self.room_again)
 
     def take(self, items: list[Delta]) -> bool:
-        tokens, add_event = 0, self._form.add_event
-        events = [self._last] if self._last else []
+        tokens, form = 0, self._form
         for delta in items:
             tokens += len(delta.token_ids)
             if delta.prompt_tokens or delta.finish_reason is not None:
                 self._count(delta)
-            events.append(add_event(delta))
-        self._bound(tokens + len(items))
+        self._bound(tokens + len(items), sum(map(kept_bytes, items)) if form.keeps_text else 0)
         self._record.token(tokens)
+        events = [form.add_event(delta) for delta in items]
+        if self._last:
+            events.insert(0, self._last)
         data = events[0] if len(events) == 1 else b"".join(events)
-        if self._is_complete and not self._has_waited:
+        if self._is_complete and form.ends_itself and not self._has_waited:
             # Once: whatever comes after it all the same is not kept without a bound.
             self._has_waited, self._last = True, data
             return True
@@ -160,7 +164,10 @@ class EventSink(AnswerSink):
         check_complete(is_complete=self._is_complete)
         self._start()
         # Where it fails instead, what waited is not sent: it says that the answer is whole.
-        self._exchange.finish(self._last + self._form.usage_event(self._usage) + DONE)
+        self._exchange.finish(self._last + self._form.end_events(self._usage))
+
+    def _error_events(self, answer: ErrorAnswer) -> bytes:
+        return self._form.error_events(answer.status, answer.detail)
 
 
 class BodySink(AnswerSink):
@@ -177,13 +184,12 @@ class BodySink(AnswerSink):
         self._form = self._make_form()
 
     def take(self, items: list[Delta]) -> bool:
-        tokens = size = 0
+        tokens = 0
         for delta in items:
             tokens += len(delta.token_ids)
-            size += kept_bytes(delta)
             self._count(delta)
             self._form.add_text(delta)
-        self._bound(tokens + len(items), size)
+        self._bound(tokens + len(items), sum(map(kept_bytes, items)))
         self._record.token(tokens)
         return True
 
@@ -213,6 +219,7 @@ class AnswerDelivery:
     """Nobody who makes an answer is trusted to end it."""
     may_wait: bool = False
     """Whether a request that every worker refuses for want of room is sent back, to wait."""
+    dialect: Dialect = OPENAI
     _is_made: bool = False
 
     @property
@@ -256,8 +263,12 @@ class AnswerDelivery:
                 forget_frames(caught)
 
     def _explain(self, error: Exception) -> ErrorAnswer:
-        tells_detail = self.config.engine_error_detail
-        return answer_error(error, request_id=self.context.id, tells_detail=tells_detail)
+        return answer_error(
+            error,
+            request_id=self.context.id,
+            tells_detail=self.config.engine_error_detail,
+            dialect=self.dialect,
+        )
 
     def _client_left(self, sink: AnswerSink) -> None:
         self.record.disconnected()
@@ -345,13 +356,12 @@ class PassedBody(AnswerSink):
 
 
 class PassedEvents(PassedBody):
-    """Writes events on as they come. `ends_with_done`: all but `/v1/responses` do."""
+    """Writes events on as they come."""
 
     keeps_all = False
 
-    def __init__(self, to: AnswerDelivery, *, ends_with_done: bool) -> None:
+    def __init__(self, to: AnswerDelivery) -> None:
         super().__init__(to)
-        self._end = DONE if ends_with_done else b""
         to.exchange.on_room(self.room_again)
 
     def take(self, items: list[Delta]) -> bool:
@@ -368,4 +378,4 @@ class PassedEvents(PassedBody):
         if not self._is_started:
             raise EngineError("the upstream ended its answer without an event")
         check_complete(is_complete=self._is_complete)
-        self._exchange.finish(self._end)
+        self._exchange.finish(self._to.dialect.stream_end)

@@ -24,7 +24,11 @@ from .refusals import as_json, error_of_event
 _DONE: Final = b"[DONE]"
 _PIECE_BYTES: Final = 1 << 18
 """A long body travels in pieces of this."""
-_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+_ENDS: Final = (
+    *("response.completed", "response.incomplete", "response.failed"),
+    "message_stop",
+)
+"""Of the APIs whose streams have no `[DONE]`."""
 _TOKENS_MAX: Final = 2**31 - 1
 _CHOICES_MAX: Final = 4096
 """Where it is not known how many there are: of each the end is kept."""
@@ -52,7 +56,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """Of chats and completions, and, by other names, of responses."""
+    """Of chats and completions, and, by other names, of responses and messages."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -183,7 +187,7 @@ class StreamedAnswer:
             count += is_any
         usage = told.usage or (told.response.usage if told.response is not None else None)
         prompt_tokens = 0
-        if event.event.endswith(b".delta"):
+        if event.event.endswith((b".delta", b"block_delta")):
             count = 1
         if usage is not None and usage.output:
             count = max(usage.output - self._output_tokens, 0)
@@ -201,7 +205,7 @@ class StreamedAnswer:
             raw=event.to_bytes() if raw is None else raw,
             finish_reason=self._finish_reason() if self._finished else None,
         )
-        if told.type in _RESPONSE_ENDS:
+        if told.type in _ENDS:
             self.is_done = True
             return replace(delta, finish_reason=FinishReason.STOP)
         return delta

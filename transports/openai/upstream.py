@@ -35,8 +35,12 @@ _log = logging.getLogger("trinamo.upstream")
 EVENT_BYTES_MAX: Final = 1 << 20
 """Of an answer that is streamed; one with a longer event is given up."""
 _CHAT: Final = "/v1/chat/completions"
-_EMBEDDINGS: Final = "/v1/embeddings"
-_PATHS: Final = (_CHAT, "/v1/completions", _EMBEDDINGS, "/v1/responses")
+_STREAMED: Final = (_CHAT, "/v1/completions", "/v1/responses", "/v1/messages")
+"""Of all others no server streams, whatever the body says."""
+_PATHS: Final = (
+    *_STREAMED,
+    *("/v1/embeddings", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+)
 _PREFIXES: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"continue_final_message": True, "add_generation_prompt": False},
     "llamacpp": {},
@@ -79,6 +83,8 @@ class Upstream:
             answer.take_end(last_chunk(request.opening))
             return answer
         path = self.address.path + request.path.removeprefix("/v1")
+        if not request.path.startswith("/v1"):
+            path = self.address.path.removesuffix("/v1") + request.path
         told = {"accept-encoding": "identity", "x-request-id": context.id}
         if context.traceparent:
             told["traceparent"] = context.traceparent
@@ -110,8 +116,7 @@ class Upstream:
         self, request: GenerateRequest, asked: PassedRequest, model: str
     ) -> StreamedAnswer | WholeAnswer:
         renaming = Renaming(model, asked.model) if asked.model not in (None, model) else None
-        # Of embeddings no server streams, whatever the body says.
-        if not asked.stream or request.path == _EMBEDDINGS:
+        if not asked.stream or request.path not in _STREAMED:
             return WholeAnswer(self.section.answer_bytes_max, renaming)
         choices = asked.choices if request.path == _CHAT else 0
         opening, delivered = request.opening, request.delivered_tokens

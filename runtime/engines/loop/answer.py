@@ -92,6 +92,8 @@ class SequenceAnswer:
             delta = self._first(delta)
             self._unsent_prompt_tokens = 0
             self._leg.mark("first_token")
+        if self.text.stopped_by:
+            delta = msgspec.structs.replace(delta, stop_string=self.text.stopped_by)
         if not self._sink.take([delta]):
             self.sequence.is_paused = True
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
 from ..prompts import check_prompt_fits
@@ -151,4 +153,5 @@ class AnswerItems:
             cached_tokens=min(of_prompt.cached_tokens, self.prompt_tokens),
             prompt_token_ids=of_prompt.prompt_token_ids,
             prompt_logprobs=of_prompt.prompt_logprobs,
+            stop_string=self._matcher.stopped_by,
         )

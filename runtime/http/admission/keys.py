@@ -77,9 +77,13 @@ class ApiKeys:
     def check(self, headers: Headers) -> Key:
         """The key in `headers`; raises `UnauthorizedError` if there is none of ours."""
         given = find_header(headers, b"authorization") or b""
-        if given[:7].lower() != _BEARER:
+        # As Anthropic's clients send it.
+        text = find_header(headers, b"x-api-key") or b""
+        if given[:7].lower() == _BEARER:
+            text = given[7:]
+        if not text:
             raise UnauthorizedError("a key is needed: send it as `Authorization: Bearer …`")
-        key = self._keys.get(self._digest(given[7:].strip()))
+        key = self._keys.get(self._digest(text.strip()))
         if key is None:
             raise UnauthorizedError("the key is none of this server's")
         self._requests.tally(key.name).value += 1

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 from msgspec import UNSET
@@ -35,7 +35,7 @@ from ...events.load import BusyLimits
 from ...protocol.discovery.model_cards import ANYBODY, ModelTable
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.fields import supported
-from ...protocol.openai.generate import ALIASES_MAX, Delta, GenerateRequest, ModelCard
+from ...protocol.openai.generate import ALIASES_MAX, Delta, Feature, GenerateRequest, ModelCard
 from ...sinks import Sink
 from ...view.overview import MODELS_MAX, ModelView
 from ..metrics import FrontendMetrics
@@ -136,12 +136,15 @@ class ModelKind(enum.StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
-    RESPONSES = "responses"
+    TOKENIZE = "tokenize"
 
     @property
     def path(self) -> str:
         """Where it is asked."""
-        return "/v1/chat/completions" if self is ModelKind.CHAT else f"/v1/{self.value}"
+        return _PATHS.get(self) or f"/v1/{self.value}"
+
+
+_PATHS: Final = {ModelKind.CHAT: "/v1/chat/completions", ModelKind.TOKENIZE: "/tokenize"}
 
 
 @attrs.define(eq=False)
@@ -410,7 +413,7 @@ def _kinds(card: ModelCard) -> list[ModelKind]:
     offered = {
         ModelKind.CHAT: card.chat,
         ModelKind.COMPLETIONS: card.completions,
-        ModelKind.EMBEDDINGS: card.passes_through,
-        ModelKind.RESPONSES: card.passes_through,
+        ModelKind.EMBEDDINGS: card.passes_through or Feature.EMBEDDINGS in card.features,
+        ModelKind.TOKENIZE: card.passes_through or Feature.TOKENIZE in card.features,
     }
     return [kind for kind, is_offered in offered.items() if is_offered]

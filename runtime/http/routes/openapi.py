@@ -17,6 +17,9 @@ import attrs
 import msgspec
 from msgspec import Raw
 
+from ...protocol.anthropic.answers import MessageAnswer, TokenCount
+from ...protocol.anthropic.errors import MessagesError
+from ...protocol.anthropic.messages import CountTokensRequest, MessagesRequest
 from ...protocol.openai.answers import (
     ChatChunk,
     ChatCompletion,
@@ -25,8 +28,28 @@ from ...protocol.openai.answers import (
     Model,
     ModelList,
 )
-from ...protocol.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
+from ...protocol.openai.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    COUNT_FIELDS,
+    DETOKENIZE_FIELDS,
+    EMBEDDINGS_FIELDS,
+    MESSAGES_FIELDS,
+    RESPONSES_FIELDS,
+    TOKENIZE_FIELDS,
+    Field,
+)
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
+from ...protocol.openai.responses import ResponsesRequest
+from ...protocol.openai.responses_answer import Response
+from ...protocol.openai.tasks import (
+    Detokenized,
+    DetokenizeRequest,
+    Embeddings,
+    EmbeddingsRequest,
+    TokenizeRequest,
+    Tokens,
+)
 from ...traces.ring import ProcessView
 from ...view.overview import FrontendView
 from ...view.scraping import TargetGroup
@@ -65,6 +88,8 @@ class _Operation:
     method: str = "get"
     refusals: Mapping[str, str] = attrs.field(factory=dict)
     """Other statuses than 200, and when they come."""
+    error: Any = ErrorBody
+    """The schema of an answer that is an error."""
 
 
 _INFERENCE: Final = {
@@ -79,8 +104,8 @@ _INFERENCE: Final = {
 }
 _EVENT_STREAM: Final = {
     "type": "string",
-    "description": "With `stream: true`: one JSON object in each `data:` line, then `data: [DONE]`."
-    " An answer that broke ends with an error object and without `[DONE]`.",
+    "description": "With `stream: true`: one JSON object in each `data:` line, then `data: [DONE]`, or in"
+    " the newer APIs the event that says so. An answer that broke ends with an error object instead.",
 }
 OPERATIONS: Final[Mapping[str, _Operation]] = {
     "/v1/chat/completions": _Operation(
@@ -101,17 +126,51 @@ OPERATIONS: Final[Mapping[str, _Operation]] = {
     ),
     "/v1/embeddings": _Operation(
         "createEmbedding",
-        "Embed texts, by a model that is passed through to an engine which can.",
-        {JSON: dict[str, Any]},
-        dict[str, Any],
+        "Embed texts, each by itself.",
+        {JSON: Embeddings},
+        EmbeddingsRequest,
         "post",
         _INFERENCE,
     ),
+    "/tokenize": _Operation(
+        "tokenize",
+        "The tokens of a text, or of a chat as the model sees it.",
+        {JSON: Tokens},
+        TokenizeRequest,
+        "post",
+        _INFERENCE,
+    ),
+    "/detokenize": _Operation(
+        "detokenize",
+        "The text of tokens.",
+        {JSON: Detokenized},
+        DetokenizeRequest,
+        "post",
+        _INFERENCE,
+    ),
+    "/v1/messages": _Operation(
+        "createMessage",
+        "Answer a chat in Anthropic's form, whole or as a stream of events.",
+        {JSON: MessageAnswer, EVENTS: MessageAnswer},
+        MessagesRequest,
+        "post",
+        _INFERENCE,
+        MessagesError,
+    ),
+    "/v1/messages/count_tokens": _Operation(
+        "countMessageTokens",
+        "How many tokens a chat in Anthropic's form has.",
+        {JSON: TokenCount},
+        CountTokensRequest,
+        "post",
+        _INFERENCE,
+        MessagesError,
+    ),
     "/v1/responses": _Operation(
         "createResponse",
-        "Answer, by a model that is passed through to an engine which speaks this API.",
-        {JSON: dict[str, Any], EVENTS: dict[str, Any]},
-        dict[str, Any],
+        "Answer text or items, whole or as a stream of events; nothing is stored.",
+        {JSON: Response, EVENTS: Response},
+        ResponsesRequest,
         "post",
         _INFERENCE,
     ),
@@ -142,6 +201,12 @@ OPERATIONS: Final[Mapping[str, _Operation]] = {
 _FIELDS: Final[Mapping[Any, Mapping[str, Field]]] = {
     ChatCompletionRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
+    ResponsesRequest: RESPONSES_FIELDS,
+    MessagesRequest: MESSAGES_FIELDS,
+    CountTokensRequest: COUNT_FIELDS,
+    EmbeddingsRequest: EMBEDDINGS_FIELDS,
+    TokenizeRequest: TOKENIZE_FIELDS,
+    DetokenizeRequest: DETOKENIZE_FIELDS,
 }
 """Of the bodies that are told field by field."""
 _PARAMETERS: Final = (
@@ -160,7 +225,8 @@ def openapi_document(paths: Iterable[str], *, needs_key: bool) -> dict[str, Any]
     told = [each.body for each in known.values() if each.body is not None]
     for each in known.values():
         told += each.answers.values()
-    types = list({_key(shown): shown for shown in (ErrorBody, *map(_shown, told))}.values())
+    told += [ErrorBody, *(each.error for each in known.values())]
+    types = list({_key(shown): shown for shown in map(_shown, told)}.values())
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     found = dict(zip(map(_key, types), schemas, strict=True))
     document = {
@@ -227,7 +293,7 @@ def _describe(path: str, told: _Operation, schemas: Mapping[str, Any]) -> dict[s
         kind: {"schema": _EVENT_STREAM if kind == EVENTS else schema(each)}
         for kind, each in told.answers.items()
     }
-    error = {JSON: {"schema": schema(ErrorBody)}}
+    error = {JSON: {"schema": schema(told.error)}}
     body = error if path != "/health" else content
     responses = {"200": {"description": told.summary, "content": content}}
     for status, when in told.refusals.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Annotated, Final, Protocol, Self
+from typing import Annotated, ClassVar, Final, Protocol, Self
 
 import msgspec
 
@@ -215,29 +215,41 @@ DONE = b"data: [DONE]\n\n"
 _TEXT_MARK = "\x00trinamo-text\x00"
 
 
-def encode_data(data: bytes) -> bytes:
-    """One event whose data is `data`, which must be a single line such as compact JSON."""
+def encode_data(data: bytes, name: bytes = b"") -> bytes:
+    """One event whose data is `data`, which must be a single line such as compact JSON.
+
+    OpenAI's chats and completions have events without a name.
+    """
     if b"\n" in data or b"\r" in data:
         raise LocalProtocolError("an event's data must be one line here; encode it as compact JSON")
-    return b"data: " + data + b"\n\n"
+    return _named(name) + data + b"\n\n"
+
+
+def _named(name: bytes) -> bytes:
+    return b"event: " + name + b"\ndata: " if name else b"data: "
+
+
+def error_body(_status: int, error: ErrorDetail, _request_id: str) -> bytes:
+    """An error as OpenAI's clients read it: as the whole answer, and as the data of an event."""
+    return _encode(ErrorBody(error))
 
 
 class TextTemplate:
     """One event per token at a third of the cost: everything but the text is encoded once.
 
     `chunk` is any value that msgspec can encode and that holds `TextTemplate.MARK` exactly once,
-    as a whole string, where the text belongs.
+    as a whole string, where the text belongs. `name` is the event's.
     """
 
     MARK = _TEXT_MARK
 
     __slots__ = ("_head", "_tail")
 
-    def __init__(self, chunk: object) -> None:
+    def __init__(self, chunk: object, name: bytes = b"") -> None:
         parts = _encode(chunk).split(_encode(_TEXT_MARK))
         if len(parts) != 2:
             raise LocalProtocolError(f"the template's mark occurs {len(parts) - 1} times, not once")
-        self._head = b"data: " + parts[0]
+        self._head = _named(name) + parts[0]
         self._tail = parts[1] + b"\n\n"
 
     def render(self, text: str) -> bytes:
@@ -330,14 +342,23 @@ class _TokenIds:
 
 
 class AnswerFormat(Protocol):
-    """What both kinds of answer offer. `add_*` takes each delta once, in order, in one form."""
+    """What every kind of answer offers. `add_*` takes each delta once, in order, in one form."""
+
+    ends_itself: ClassVar[bool]
+    """The events of the last delta say that the answer is whole; else `end_events` do, and no other."""
+    keeps_text: ClassVar[bool]
+    """Events that come later repeat the text: a stream of them keeps all of it."""
 
     def add_event(self, delta: Delta) -> bytes:
-        """Take a delta and return its event; empty if there is nothing to send."""
+        """Take a delta and return its events; empty if there is nothing to send."""
         ...
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The event after the last chunk; empty unless the client asked for the usage."""
+    def end_events(self, usage: Usage) -> bytes:
+        """What ends a whole stream, behind the events of its last delta."""
+        ...
+
+    def error_events(self, status: int, error: ErrorDetail) -> bytes:
+        """What ends a stream that broke, which must not look whole."""
         ...
 
     def add_text(self, delta: Delta) -> None:
@@ -354,6 +375,9 @@ class ChatAnswer:
 
     `created` is in Unix seconds. The role travels in the first chunk, with the first text.
     """
+
+    ends_itself: ClassVar = True
+    keeps_text: ClassVar = False
 
     def __init__(
         self,
@@ -386,20 +410,16 @@ class ChatAnswer:
         self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
         return self.add_event(delta)
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def end_events(self, usage: Usage) -> bytes:
         if not self._wants_usage:
-            return b""
-        return encode_data(
-            _encode(
-                ChatChunk(
-                    id=self._id,
-                    created=self._created,
-                    model=self._model,
-                    choices=[],
-                    usage=usage,
-                )
-            )
+            return DONE
+        last = ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=[], usage=usage
         )
+        return encode_data(_encode(last)) + DONE
+
+    def error_events(self, status: int, error: ErrorDetail) -> bytes:
+        return encode_data(error_body(status, error, ""))
 
     def add_text(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -464,6 +484,9 @@ class CompletionAnswer:
     is empty; so do its log probabilities, if `tells_logprobs`.
     """
 
+    ends_itself: ClassVar = True
+    keeps_text: ClassVar = False
+
     def __init__(
         self,
         answer_id: str,
@@ -507,10 +530,13 @@ class CompletionAnswer:
             self._template = TextTemplate(self._chunk(TextTemplate.MARK))
         return self._template.render(delta.text)
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def end_events(self, usage: Usage) -> bytes:
         if not self._wants_usage:
-            return b""
-        return encode_data(_encode(self._completion([], usage)))
+            return DONE
+        return encode_data(_encode(self._completion([], usage))) + DONE
+
+    def error_events(self, status: int, error: ErrorDetail) -> bytes:
+        return encode_data(error_body(status, error, ""))
 
     def add_text(self, delta: Delta) -> None:
         if self._echo is not None:

@@ -40,6 +40,7 @@ VLLM: Final = "vLLM"
 SGLANG: Final = "SGLang"
 LLAMACPP: Final = "llama.cpp"
 OLLAMA: Final = "Ollama"
+ANTHROPIC: Final = "Anthropic"
 
 
 class Use(enum.StrEnum):
@@ -217,6 +218,12 @@ CHAT_FIELDS: Final[Mapping[str, Field]] = {
     **_labels(OPENAI, "verbosity", "reasoning_effort", "prediction"),
 }
 
+SAMPLED: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+)
+"""What a response takes of what a chat does, by the same names."""
+
 COMPLETION_FIELDS: Final[Mapping[str, Field]] = {
     "prompt": _obeyed("Text, or token ids, or a list of these.", type=str | list[str | int | list[int]]),
     **_SHARED,
@@ -227,9 +234,102 @@ COMPLETION_FIELDS: Final[Mapping[str, Field]] = {
     "add_special_tokens": _refused("", VLLM, _TRUE),
 }
 
+RESPONSES_FIELDS: Final[Mapping[str, Field]] = {
+    "model": _SHARED["model"],
+    "input": _obeyed("Text, or items.", type=str | list[dict[str, Any]]),
+    "instructions": _obeyed("The first turn, of the system."),
+    "max_output_tokens": _obeyed("At least 1.", sets=("max_tokens",)),
+    **{name: _SHARED[name] for name in SAMPLED},
+    "stream": _SHARED["stream"],
+    "text": _obeyed("`format`: `text`, `json_object` or `json_schema`.", sets=("json_schema",), type=dict[str, Any]),
+    "tools": _obeyed("At most 128 functions, in the flat form.", type=list[dict[str, Any]]),
+    "tool_choice": CHAT_FIELDS["tool_choice"],
+    "parallel_tool_calls": CHAT_FIELDS["parallel_tool_calls"],
+    "include": _obeyed("`message.output_text.logprobs`.", sets=("logprobs",), type=list[str]),
+    "top_logprobs": CHAT_FIELDS["top_logprobs"],
+    "metadata": _obeyed("Comes back in the answer.", type=dict[str, str]),
+    "previous_response_id": _refused("nothing is stored: send the earlier items in input"),
+    "conversation": _refused("nothing is stored: send the earlier items in input"),
+    "prompt": _refused("nothing is stored: send instructions and input"),
+    "background": _refused("nothing is stored"),
+    "context_management": _refused("send fewer items in input"),
+    "messages": _refused("use input"),
+    "max_tokens": _refused("use max_output_tokens"),
+    "max_completion_tokens": _refused("use max_output_tokens"),
+    "response_format": _refused("use text.format"),
+    "logprobs": _refused("use include"),
+    "n": _refused("send several requests", harmless=_ONE),
+    **{name: _refused("use text.format", field.of) for name, field in _SHARED.items()
+       if field.is_form and name != "response_format"},
+    **_labels(OPENAI, "store", "reasoning", "truncation", "max_tool_calls", "stream_options", "user",
+              "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+              "prompt_cache_options"),
+}
+
+COUNT_FIELDS: Final[Mapping[str, Field]] = {
+    "model": _SHARED["model"],
+    "messages": _obeyed("Turns of text, of tools' uses and of their results.", ANTHROPIC, type=list[dict[str, Any]]),
+    "system": _obeyed("The first turn.", ANTHROPIC, type=str | list[dict[str, Any]]),
+    "tools": _obeyed("At most 128 tools of your own.", ANTHROPIC, type=list[dict[str, Any]]),
+    "tool_choice": _obeyed("`auto`, `any`, `tool` or `none`.", ANTHROPIC, sets=("tools",), type=dict[str, Any]),
+    "mcp_servers": _refused("use tools", ANTHROPIC),
+    "container": _refused("", ANTHROPIC),
+    **_labels(ANTHROPIC, "cache_control", "thinking", "context_management"),
+}
+
+MESSAGES_FIELDS: Final[Mapping[str, Field]] = {
+    **COUNT_FIELDS,
+    "max_tokens": _obeyed("At least 1.", ANTHROPIC),
+    "temperature": _obeyed("From 0, which is greedy, to 2.", ANTHROPIC),
+    "top_p": _obeyed("Above 0, at most 1.", ANTHROPIC),
+    "top_k": _obeyed("0 is all tokens.", ANTHROPIC),
+    "stop_sequences": _obeyed("At most 32 strings of 4096 characters.", ANTHROPIC, sets=("stop",), type=list[str]),
+    "stream": _obeyed("Whether the answer comes as events.", ANTHROPIC),
+    "output_config": _obeyed("`format`: `json_schema`.", ANTHROPIC, sets=("json_schema",), type=dict[str, Any]),
+    "output_format": _obeyed("As `output_config.format`.", ANTHROPIC, sets=("json_schema",), type=dict[str, Any]),
+    "stop": _refused("use stop_sequences"),
+    "response_format": _refused("use output_config"),
+    "max_completion_tokens": _refused("use max_tokens"),
+    **_labels(ANTHROPIC, "metadata", "service_tier", "inference_geo", "speed", "diagnostics"),
+}
+
+EMBEDDINGS_FIELDS: Final[Mapping[str, Field]] = {
+    "model": _SHARED["model"],
+    "input": _obeyed("Text, token ids, or a list of these.", type=str | list[str | int | list[int]]),
+    "encoding_format": _obeyed("`float` or `base64`."),
+    "dimensions": _refused("all are given"),
+    "truncate_prompt_tokens": _SHARED["truncate_prompt_tokens"],
+    "add_special_tokens": COMPLETION_FIELDS["add_special_tokens"],
+    **_labels(OPENAI, "user"),
+}
+
+TOKENIZE_FIELDS: Final[Mapping[str, Field]] = {
+    "model": _SHARED["model"],
+    "prompt": _obeyed("Text.", VLLM, type=str | list[int]),
+    "messages": _obeyed("In its place, the turns of a chat.", VLLM, type=list[Message]),
+    "tools": _obeyed("Of the chat.", VLLM, type=list[dict[str, Any]]),
+    "add_special_tokens": COMPLETION_FIELDS["add_special_tokens"],
+    "add_generation_prompt": _refused("", VLLM, _TRUE),
+    "continue_final_message": _refused("", VLLM),
+    "return_token_strs": _refused("ask /detokenize", VLLM),
+    "chat_template": CHAT_FIELDS["chat_template"],
+    "chat_template_kwargs": _refused("", VLLM),
+}
+
+DETOKENIZE_FIELDS: Final[Mapping[str, Field]] = {
+    "model": _SHARED["model"],
+    "tokens": _obeyed("Ids.", VLLM, type=list[int]),
+}
+
 ENDPOINTS: Final[Mapping[str, Mapping[str, Field]]] = {
     "/v1/chat/completions": CHAT_FIELDS,
     "/v1/completions": COMPLETION_FIELDS,
+    "/v1/responses": RESPONSES_FIELDS,
+    "/v1/messages": MESSAGES_FIELDS,
+    "/v1/messages/count_tokens": COUNT_FIELDS,
+    "/v1/embeddings": EMBEDDINGS_FIELDS,
+    "/tokenize": TOKENIZE_FIELDS,
+    "/detokenize": DETOKENIZE_FIELDS,
 }
 """The fields of each endpoint, by its path. To models that pass requests through all go unread."""
 # fmt: on

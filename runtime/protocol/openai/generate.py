@@ -443,6 +443,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprob] = []
     """Of the prompt's tokens, on the first delta, where they were asked for; of the first of them,
     which nothing comes before, its logprob is 0 and means nothing."""
+    stop_string: str = ""
+    """Of the request's, the one that ended the answer, on the last delta."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

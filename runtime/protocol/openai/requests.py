@@ -13,9 +13,9 @@ What this module does not do: the form of an answer (`forms.py`), answers (`answ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -67,7 +67,7 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 _STOP_TOKENS_BYTES_MAX: Final = STOP_TOKENS_MAX * 64
 _UNBOUNDED: Final = -1
 """A `max_tokens` that bounds nothing, as llama.cpp's server has it."""
-_NO_DEFAULTS: Final = SamplingDefaults()
+NO_DEFAULTS: Final = SamplingDefaults()
 _SAMPLED: Final = SamplingDefaults.__struct_fields__
 _sampled_values: Final = attrgetter(*_SAMPLED)
 _form_values: Final = attrgetter(*FORMS)
@@ -164,7 +164,7 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = _NO_DEFAULTS,
+        sampling: SamplingDefaults = NO_DEFAULTS,
     ) -> GenerateRequest:
         """What the engine of `model` is asked, with its `sampling` where the client says nothing.
 
@@ -224,12 +224,12 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = _NO_DEFAULTS,
+        sampling: SamplingDefaults = NO_DEFAULTS,
     ) -> GenerateRequest:
         """As `ChatCompletionRequest.to_generate`; of several prompts the first: see `all_prompts`."""
         _refuse_shared(self)
         refuse(self.best_of, "best_of", harmless=(0, 1, self.choices_each))
-        prompt, token_ids = self.all_prompts(context_tokens_max)[0]
+        prompt, token_ids = all_prompts(self.prompt, context_tokens_max)[0]
         tokens_max: int | None = COMPLETION_TOKENS_DEFAULT
         if self.max_tokens is not None:
             tokens_max = _tokens_max(self, "max_tokens", may_be_zero=bool(self.echo))
@@ -247,29 +247,9 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
             **shared,
         )
 
-    @property
-    def is_list(self) -> bool:
-        """Whether prompts stand in a list, be it of one."""
-        return _list_starts(self.prompt) in ('["', "[[")
-
-    def all_prompts(self, context_tokens_max: int) -> list[tuple[str | None, list[int] | None]]:
-        """Each as text or as token ids; raises `RequestError` if there are more than `CHOICES_MAX`."""
-        raws = [self.prompt]
-        if self.is_list:
-            try:
-                # Without a look at any that is too many.
-                listed = _prompts_decoder.decode(self.prompt)
-            except msgspec.ValidationError:
-                raise RequestError(
-                    f"'prompt' holds more than {CHOICES_MAX} prompts; send several requests",
-                    param="prompt",
-                ) from None
-            raws = [each for each in msgspec.structs.astuple(listed) if each is not ABSENT]
-        return [_prompt(each, context_tokens_max) for each in raws]
-
 
 def all_choices(
-    request: ChatCompletionRequest | CompletionRequest,
+    request: SharedRequest,
     first: GenerateRequest,
     context_tokens_max: int = CONTEXT_TOKENS_MAX,
 ) -> list[GenerateRequest]:
@@ -278,9 +258,9 @@ def all_choices(
     Those of one prompt stand together; a seed is that of the first, and one more for each. Raises
     `RequestError` if they are more than `CHOICES_MAX`.
     """
-    prompts: list[tuple[str | None, list[int] | None]] = []
-    if isinstance(request, CompletionRequest) and request.is_list:
-        prompts = request.all_prompts(context_tokens_max)
+    prompts: list[Prompt] = []
+    if isinstance(request, CompletionRequest) and _holds_prompts(request.prompt):
+        prompts = all_prompts(request.prompt, context_tokens_max)
     each = request.choices_each
     if each == 1 and not prompts:
         return [first]
@@ -350,7 +330,7 @@ def sampling_of(request: SharedRequest, sampling: SamplingDefaults) -> dict[str,
         found["return_token_ids"] = True
     return found | {
         "seed": request.seed,
-        "stop": _stop_strings(request.stop),
+        "stop": stop_strings(request.stop),
         "logit_bias": logit_bias(request.logit_bias),
         "prompt_logprobs": request.prompt_logprobs,
         "min_tokens": request.min_tokens or 0,
@@ -373,47 +353,75 @@ def _stop_token_ids(raw: Raw) -> list[int]:
     return token_ids
 
 
-def _stop_strings(raw: Raw) -> list[str]:
+def stop_strings(raw: Raw, param: str = "stop") -> list[str]:
+    """The stop strings that `param` holds: one, or a list of them; `RequestError`."""
     if is_absent(raw):
         return []
     if len(raw) > STOP_BYTES_MAX:
-        raise RequestError(f"'stop' is longer than {STOP_BYTES_MAX} bytes", param="stop")
-    stop = decode_part(_stop_decoder, raw, "stop")
+        raise RequestError(f"'{param}' is longer than {STOP_BYTES_MAX} bytes", param=param)
+    stop = decode_part(_stop_decoder, raw, param)
     strings = [stop] if isinstance(stop, str) else stop
     if len(strings) > STOP_STRINGS_MAX:
         raise RequestError(
-            f"'stop' holds {len(strings)} strings; at most {STOP_STRINGS_MAX} are allowed",
-            param="stop",
+            f"'{param}' holds {len(strings)} strings; at most {STOP_STRINGS_MAX} are allowed",
+            param=param,
         )
     if "" in strings:
-        raise RequestError("'stop' holds an empty string, which would stop at once", param="stop")
+        raise RequestError(
+            f"'{param}' holds an empty string, which would stop at once", param=param
+        )
     if any(len(string) > STOP_CHARS_MAX for string in strings):
         raise RequestError(
-            f"every stop string must have 1 to {STOP_CHARS_MAX} characters", param="stop"
+            f"every stop string must have 1 to {STOP_CHARS_MAX} characters", param=param
         )
     return strings
 
 
-def _prompt(raw: Raw, context_tokens_max: int) -> tuple[str | None, list[int] | None]:
-    """The prompt as text or as token ids: exactly one of the two is not None."""
+Prompt: TypeAlias = tuple[str | None, list[int] | None]
+"""As text or as token ids: exactly one of the two is not None."""
+
+
+def all_prompts(raw: Raw, context_tokens_max: int, param: str = "prompt") -> list[Prompt]:
+    """The prompts that `param` holds; raises `RequestError` if there are more than `CHOICES_MAX`."""
+    raws = [raw]
+    if _holds_prompts(raw):
+        try:
+            # Without a look at any that is too many.
+            listed = _prompts_decoder.decode(raw)
+        except msgspec.ValidationError:
+            raise RequestError(
+                f"'{param}' holds more than {CHOICES_MAX} prompts; send several requests",
+                param=param,
+            ) from None
+        raws = [each for each in msgspec.structs.astuple(listed) if each is not ABSENT]
+    return [one_prompt(each, context_tokens_max, param) for each in raws]
+
+
+def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prompt:
+    """The prompt that `param` holds; raises `RequestError` if it cannot fit the context."""
     kinds = _list_starts(raw)
     if kinds == '"':
-        prompt = decode_part(_text_decoder, raw, "prompt")
-        check_chars(len(prompt), context_tokens_max, "prompt")
+        prompt = decode_part(_text_decoder, raw, param)
+        check_chars(len(prompt), context_tokens_max, param)
         return prompt, None
     if kinds == "[]":
-        raise RequestError("'prompt' must not be empty", param="prompt")
+        raise RequestError(f"'{param}' must not be empty", param=param)
     # Of a list of numbers this is how many there are; whatever else has commas is refused below.
     count = bytes(raw).count(b",") + 1
     if count > context_tokens_max:
-        raise ContextLengthError.of(context_tokens_max, f"{count} tokens", "prompt")
+        raise ContextLengthError.of(context_tokens_max, f"{count} tokens", param)
     try:
         return None, _tokens_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
-            f"'prompt' must be a string, a list of token ids, or a list of these: {error}",
-            param="prompt",
+            f"'{param}' must be a string, a list of token ids, or a list of these: {error}",
+            param=param,
         ) from None
+
+
+def _holds_prompts(raw: Raw) -> bool:
+    """Whether prompts stand in a list, be it of one."""
+    return _list_starts(raw) in ('["', "[[")
 
 
 def _list_starts(raw: Raw) -> str:
@@ -461,7 +469,7 @@ def decode_completion_request(body: Buffer, tell: Tell | None = None) -> Complet
 
 # --- the messages of a chat, and the turns that they are to an engine -------------------------
 
-_ROLES: Final[dict[str, Role]] = {
+ROLES: Final[dict[str, Role]] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -494,13 +502,24 @@ _messages_decoder = msgspec.json.Decoder(list[RequestMessage])
 def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
     """The turns of a chat; raises `RequestError` if they cannot fit the context."""
     messages = decode_part(_messages_decoder, raw, "messages")
-    if not messages:
-        raise RequestError("'messages' must hold at least one message", param="messages")
-    if len(messages) > context_tokens_max:
-        raise ContextLengthError.of(context_tokens_max, f"{len(messages)} messages", "messages")
-    turns = [_turn(i, message) for i, message in enumerate(messages)]
+    turns = (_turn(i, message) for i, message in enumerate(messages))
+    return fitting_turns(turns, len(messages), context_tokens_max, "messages")
+
+
+def fitting_turns(
+    made: Iterable[ChatMessage], count: int, context_tokens_max: int, param: str
+) -> list[ChatMessage]:
+    """The turns that are `made` of `count` things in `param`.
+
+    Raises `RequestError` if there are none, or too many for the context.
+    """
+    if count > context_tokens_max:
+        raise ContextLengthError.of(context_tokens_max, f"{count} messages", param)
+    turns = list(made)
+    if not turns:
+        raise RequestError(f"'{param}' must hold at least one message", param=param)
     chars = sum(len(turn.content) + len(turn.tool_calls) for turn in turns)
-    check_chars(chars, context_tokens_max, "messages")
+    check_chars(chars, context_tokens_max, param)
     return turns
 
 
@@ -512,7 +531,7 @@ def check_chars(chars: int, context_tokens_max: int, param: str) -> None:
 
 def _turn(index: int, message: RequestMessage) -> ChatMessage:
     where = f"messages[{index}]"
-    role = _ROLES.get(message.role)
+    role = ROLES.get(message.role)
     if role is None:
         raise RequestError(
             f"role {message.role[:40]!r} of '{where}' is not supported; "

@@ -262,7 +262,7 @@ def tools_text(raw: Raw) -> tuple[str, frozenset[str]]:
                 f"'{where}.type' is {tool.type[:40]!r}; only 'function' is supported",
                 param=f"{where}.type",
             )
-        _check_name(tool.function.name, f"{where}.function.name")
+        check_name(tool.function.name, f"{where}.function.name")
     names = frozenset(tool.function.name for tool in tools)
     if len(names) < len(tools):
         raise RequestError("'tools' holds two functions of one name", param="tools")
@@ -305,11 +305,12 @@ def calls_text(raw: Raw, where: str) -> str:
     if len(calls) > _TOOLS_MAX:
         raise RequestError(f"'{where}' holds more than {_TOOLS_MAX} calls", param=where)
     for index, call in enumerate(calls):
-        _check_name(call.function.name, f"{where}[{index}].function.name")
+        check_name(call.function.name, f"{where}[{index}].function.name")
     return msgspec.json.encode(calls).decode() if calls else ""
 
 
-def _check_name(name: str, where: str) -> None:
+def check_name(name: str, where: str) -> None:
+    """Raise `RequestError` unless `name`, which stands at `where`, can be a function's."""
     if not _NAME.match(name):
         raise RequestError(
             f"'{where}' must be of letters, digits, '_', '-' and '.', at most 64", param=where

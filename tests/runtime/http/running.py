@@ -84,7 +84,7 @@ class Running:
 
     def post(self, path: str = "/v1/chat/completions", **body: Any) -> bytes:
         """The bytes of one request."""
-        if "prompt" not in body:
+        if "prompt" not in body and "input" not in body:
             body.setdefault("messages", [{"role": "user", "content": "hi"}])
         data = json.dumps(body).encode()
         return (

@@ -20,7 +20,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     RateLimitedError,
 )
-from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest, ModelCard
 
 # The openai and httpx packages leave generators to the garbage collector, which trio reports; ours
 # would be reported too, as they have other names.
@@ -162,9 +162,12 @@ async def test_the_client_raises_its_own_class_and_asks_again_where_it_helps(
 @leaves_generators
 async def test_the_client_tells_what_is_not_served_from_a_model_that_is_not(serve: Any) -> None:
     running = await serve(body_bytes_max=65_536, rate_per_s=0.001, rate_burst=3)
+    running.service.model_manager().add_model(
+        ModelCard(name="plain", endpoint="a/b/d"), running.engine
+    )
     async with trio_client(running) as client:
         with pytest.raises(openai.BadRequestError, match="use /v1/chat/completions") as wrong:
-            await client.embeddings.create(model="local", input="a", encoding_format="float")
+            await client.embeddings.create(model="plain", input="a", encoding_format="float")
         assert (wrong.value.code, wrong.value.param) == ("unsupported_endpoint", None)
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="other", messages=MESSAGES)

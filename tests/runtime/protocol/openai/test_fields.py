@@ -10,11 +10,18 @@ import pytest
 
 from tests.runtime.protocol.openai.asking import MESSAGES, chat, completion
 from trinamo.runtime.errors import RequestError
+from trinamo.runtime.protocol.anthropic.messages import CountTokensRequest, MessagesRequest
 from trinamo.runtime.protocol.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    COUNT_FIELDS,
+    DETOKENIZE_FIELDS,
+    EMBEDDINGS_FIELDS,
     ENDPOINTS,
     FORMS,
+    MESSAGES_FIELDS,
+    RESPONSES_FIELDS,
+    TOKENIZE_FIELDS,
     UNKNOWN_MAX,
     Field,
     UnknownFields,
@@ -34,10 +41,22 @@ from trinamo.runtime.protocol.openai.requests import (
     decode_chat_request,
     decode_completion_request,
 )
+from trinamo.runtime.protocol.openai.responses import ResponsesRequest
+from trinamo.runtime.protocol.openai.tasks import (
+    DetokenizeRequest,
+    EmbeddingsRequest,
+    TokenizeRequest,
+)
 
 KINDS: list[tuple[Any, Any]] = [
     (ChatCompletionRequest, CHAT_FIELDS),
     (CompletionRequest, COMPLETION_FIELDS),
+    (ResponsesRequest, RESPONSES_FIELDS),
+    (MessagesRequest, MESSAGES_FIELDS),
+    (CountTokensRequest, COUNT_FIELDS),
+    (EmbeddingsRequest, EMBEDDINGS_FIELDS),
+    (TokenizeRequest, TOKENIZE_FIELDS),
+    (DetokenizeRequest, DETOKENIZE_FIELDS),
 ]
 ALL = {each.value for each in Feature}
 
@@ -59,7 +78,12 @@ def test_a_body_s_members_are_the_fields_that_the_table_says_are_obeyed(
 
 def test_each_parameter_that_asks_for_a_feature_is_in_the_table() -> None:
     for field, _, feature, param in ASKING:
-        rows = [(n, f) for each in ENDPOINTS.values() for n, f in each.items() if n == param]
+        rows = [
+            (name, row)
+            for fields in ENDPOINTS.values()
+            for name, row in fields.items()
+            if name == param and row.use is Use.OBEYED
+        ]
         assert rows, param
         assert all(feature in row.features(name) for name, row in rows), field
 

@@ -13,6 +13,7 @@ from trinamo.runtime.errors import (
     RequestError,
 )
 from trinamo.runtime.protocol.openai.answers import (
+    DONE_DATA,
     ChatAnswer,
     ChatChunk,
     ChatCompletion,
@@ -254,8 +255,10 @@ USAGE = Usage(4, 5, 9)
 @pytest.mark.parametrize("wants_usage", [True, False])
 def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = ChatAnswer("7", "m", 1, wants_usage=wants_usage)
-    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
-    chunks = [msgspec.json.decode(event.data, type=ChatChunk) for event in parse_events(body)]
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.end_events(USAGE)])
+    *events, end = parse_events(body)
+    assert end.data == DONE_DATA.decode()
+    chunks = [msgspec.json.decode(event.data, type=ChatChunk) for event in events]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.delta.content or "" for choice in told) == TEXT
     assert [choice.finish_reason for choice in told] == [None, None, "length"]
@@ -270,8 +273,10 @@ def test_a_streamed_chat_decodes_to_what_was_generated(wants_usage: bool) -> Non
 @pytest.mark.parametrize("wants_usage", [True, False])
 def test_a_streamed_completion_decodes_to_what_was_generated(wants_usage: bool) -> None:
     answer = CompletionAnswer("7", "m", 1, wants_usage=wants_usage)
-    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.usage_event(USAGE)])
-    chunks = [msgspec.json.decode(event.data, type=Completion) for event in parse_events(body)]
+    body = b"".join([*(answer.add_event(delta) for delta in DELTAS), answer.end_events(USAGE)])
+    *events, end = parse_events(body)
+    assert end.data == DONE_DATA.decode()
+    chunks = [msgspec.json.decode(event.data, type=Completion) for event in events]
     told = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.text for choice in told) == TEXT
     assert told[-1].finish_reason == "length"

@@ -1,0 +1,168 @@
+"""The inference endpoints: how each reads a request, and how it makes the answer. One table.
+
+What they share is in `chat.py`, and how the APIs that they belong to tell errors in `status.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import attrs
+from typing_extensions import Buffer
+
+from ..protocol.anthropic.answers import CountAnswer, MessagesAnswer
+from ..protocol.anthropic.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    decode_count_request,
+    decode_messages_request,
+)
+from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer
+from ..protocol.openai.generate import GenerateRequest
+from ..protocol.openai.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    SharedRequest,
+    Tell,
+    all_choices,
+    decode_chat_request,
+    decode_completion_request,
+)
+from ..protocol.openai.responses import ResponsesRequest, decode_responses_request
+from ..protocol.openai.responses_answer import ResponsesAnswer
+from ..protocol.openai.tasks import (
+    DetokenizeRequest,
+    EmbeddingAnswer,
+    EmbeddingsRequest,
+    TextAnswer,
+    TokenizeRequest,
+    TokensAnswer,
+    decode_detokenize_request,
+    decode_embeddings_request,
+    decode_tokenize_request,
+)
+from ..protocol.openai.tool_answers import ToolAnswer
+from .models.models import ModelKind
+from .status import ANTHROPIC, EVENTS_THAT_END, OPENAI, Dialect
+
+AnyRequest: TypeAlias = (
+    ChatCompletionRequest
+    | CompletionRequest
+    | ResponsesRequest
+    | MessagesRequest
+    | CountTokensRequest
+    | EmbeddingsRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+)
+MakesAnswer: TypeAlias = Callable[[int, str, str, int], AnswerFormat]
+"""The form of a choice, by its index, from the request's id, the model's name as it was asked for, and
+Unix seconds. It holds no body."""
+
+
+@attrs.frozen
+class EndpointKind:
+    """Where the endpoints differ."""
+
+    name: str
+    """In metrics, traces and logs."""
+    path: str
+    kind: ModelKind
+    """What a model must do to be asked."""
+    decode: Callable[[Buffer, Tell], AnyRequest]
+    """How a request is understood by engines that are given tokens or text."""
+    answer: Callable[[Any, list[GenerateRequest], int], MakesAnswer]
+    """How its answer is made, of which engines are asked these choices, in so long a context."""
+    dialect: Dialect = OPENAI
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether there are answers as events, whatever a body says."""
+        return self.kind in (ModelKind.CHAT, ModelKind.COMPLETIONS)
+
+
+def choices_of(
+    request: AnyRequest, first: GenerateRequest, context_tokens_max: int
+) -> list[GenerateRequest]:
+    """What engines are asked for each choice of the answer, of which the `first` is made."""
+    if isinstance(request, SharedRequest):
+        return all_choices(request, first, context_tokens_max)
+    if isinstance(request, EmbeddingsRequest):
+        return request.to_choices(first, context_tokens_max)
+    return [first]
+
+
+def _chat(request: ChatCompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
+    form = ToolAnswer if choices[0].calls_tools else ChatAnswer
+    told = _told(request, choices)
+    return lambda index, *known: form(*known, index=index, **told)
+
+
+def _completion(request: CompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
+    told = _told(request, choices)
+    prompts = [each.prompt or "" for each in choices] if request.echo else []
+    if prompts:
+        told["tells_logprobs"] = choices[0].logprobs is not None
+    return lambda index, *known: CompletionAnswer(
+        *known, index=index, echo=prompts[index] if prompts else None, **told
+    )
+
+
+def _told(request: SharedRequest, choices: list[GenerateRequest]) -> dict[str, Any]:
+    return {"wants_usage": request.wants_usage, "tells_ids": choices[0].return_token_ids}
+
+
+def _response(request: ResponsesRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
+    echo, calls_tools = request.echo(choices[0]), choices[0].calls_tools
+    return lambda _, *known: ResponsesAnswer(echo, *known, calls_tools=calls_tools)
+
+
+def _message(_: MessagesRequest, choices: list[GenerateRequest], __: int) -> MakesAnswer:
+    calls_tools = choices[0].calls_tools
+    return lambda _, answer_id, model, __: MessagesAnswer(answer_id, model, calls_tools=calls_tools)
+
+
+def _embeddings(request: EmbeddingsRequest, _: list[GenerateRequest], __: int) -> MakesAnswer:
+    is_base64 = request.encoding_format == "base64"
+    return lambda index, _, model, __: EmbeddingAnswer(index, model, is_base64=is_base64)
+
+
+CHAT: Final = EndpointKind(
+    "chat", "/v1/chat/completions", ModelKind.CHAT, decode_chat_request, _chat
+)
+COMPLETIONS: Final = EndpointKind(
+    *("completions", "/v1/completions", ModelKind.COMPLETIONS),
+    decode_completion_request,
+    _completion,
+)
+RESPONSES: Final = EndpointKind(
+    *("responses", "/v1/responses", ModelKind.CHAT),
+    decode_responses_request,
+    _response,
+    EVENTS_THAT_END,
+)
+MESSAGES: Final = EndpointKind(
+    "messages", "/v1/messages", ModelKind.CHAT, decode_messages_request, _message, ANTHROPIC
+)
+COUNT_TOKENS: Final = EndpointKind(
+    *("count_tokens", "/v1/messages/count_tokens", ModelKind.TOKENIZE),
+    decode_count_request,
+    lambda *_: lambda *_: CountAnswer(),
+    ANTHROPIC,
+)
+EMBEDDINGS: Final = EndpointKind(
+    *("embeddings", "/v1/embeddings", ModelKind.EMBEDDINGS),
+    decode_embeddings_request,
+    _embeddings,
+)
+TOKENIZE: Final = EndpointKind(
+    *("tokenize", "/tokenize", ModelKind.TOKENIZE),
+    decode_tokenize_request,
+    lambda _, __, context_tokens_max: lambda *_: TokensAnswer(context_tokens_max),
+)
+DETOKENIZE: Final = EndpointKind(
+    *("detokenize", "/detokenize", ModelKind.TOKENIZE),
+    decode_detokenize_request,
+    lambda *_: lambda *_: TextAnswer(),
+)

@@ -1,0 +1,1 @@
+"""Anthropic's API, in whose words a chat may be asked and answered."""

@@ -1,0 +1,247 @@
+"""The answers of `/v1/messages`: blocks of content, and the events that tell how they grow. Sans-IO.
+
+The text of an answer is one block, and each use of a tool another. A stream that is whole ends with
+`message_stop`, and any other with `error`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Self
+
+import attrs
+import msgspec
+from msgspec import Raw
+
+from ..openai.answers import ErrorDetail, TextTemplate, Usage, encode_data
+from ..openai.generate import Delta, FinishReason
+from ..openai.tasks import Unstreamed
+from ..openai.tool_calls import CallPiece, ToolCallParser
+from .errors import ERROR_EVENT, error_body
+
+_encode = msgspec.json.Encoder().encode
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_DELTA: Final = "content_block_delta"
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """What the answer says."""
+
+    text: str
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A use of one of the request's tools."""
+
+    id: str
+    name: str
+    input: Raw
+    """A JSON object; empty where the answer was cut in the middle of it."""
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens the request and its answer had: those of the prompt's that were cached apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+    @classmethod
+    def of(cls, prompt: int, cached: int, output: int) -> Self:
+        return cls(
+            input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=output
+        )
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """The whole answer of `/v1/messages`, and, empty, the beginning of a stream."""
+
+    id: str
+    role: str = "assistant"
+    model: str
+    content: list[TextBlock | ToolUseBlock]
+    stop_reason: str | None = None
+    """`end_turn`, `max_tokens`, `stop_sequence` or `tool_use`."""
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The answer of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class CountAnswer(Unstreamed):
+    """The answer of `/v1/messages/count_tokens`: the usage of an answer without a token."""
+
+    def add_text(self, _: Delta) -> None:
+        """The tokens are counted, not kept."""
+
+    def to_body(self, usage: Usage, _: Sequence[Self] = ()) -> bytes:
+        return _encode(TokenCount(usage.prompt_tokens))
+
+
+@attrs.define(eq=False)
+class _Block:
+    """The block that grows."""
+
+    texts: list[str] = attrs.Factory(list)
+    name: str = ""
+    """Of the tool that is used; text has none."""
+    use_id: str = ""
+
+    def told(self) -> TextBlock | ToolUseBlock:
+        """The block as it is now."""
+        text = "".join(self.texts)
+        if not self.name:
+            return TextBlock(text)
+        try:
+            _object_decoder.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            text = "{}"
+        return ToolUseBlock(self.use_id, self.name, Raw(text.encode()))
+
+
+class MessagesAnswer:
+    """One answer of `/v1/messages`; with `calls_tools` uses of tools are taken out of the text."""
+
+    ends_itself: ClassVar = False
+    keeps_text: ClassVar = False
+
+    def __init__(self, answer_id: str, model: str, *, calls_tools: bool) -> None:
+        self._id, self._model = answer_id, model
+        self._parser = ToolCallParser() if calls_tools else None
+        self._content: list[TextBlock | ToolUseBlock] = []
+        """The blocks that are complete, where the answer is wanted whole."""
+        self._block: _Block | None = None
+        self._count = 0
+        """Of blocks that are complete."""
+        self._reason: FinishReason | None = None
+        self._stop_string = ""
+        self._events: list[bytes] | None = None
+        """Since the last ones were taken; None where nobody wants any."""
+        self._template: TextTemplate | None = None
+        """Of text that goes on with the block that grows."""
+
+    # --- in: deltas ---
+
+    def add_event(self, delta: Delta) -> bytes:
+        if self._events is None:
+            self._events = []
+            usage = MessageUsage.of(delta.prompt_tokens, delta.cached_tokens, 0)
+            self._say("message_start", message=self._message(usage))
+        self.add_text(delta)
+        return self._taken()
+
+    def add_text(self, delta: Delta) -> None:
+        if self._parser is None:
+            if delta.text:
+                self._add(delta.text)
+        elif delta.text:
+            self._add_pieces(self._parser.push(delta.text))
+        if delta.finish_reason is not None:
+            self._reason, self._stop_string = delta.finish_reason, delta.stop_string
+
+    def _add_pieces(self, pieces: list[str | CallPiece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._add(piece)
+                continue
+            if piece.name:
+                self._open(piece.name, f"toolu_{self._id}_{piece.index}")
+            if piece.arguments and self._block is not None:
+                if self._events is None:
+                    self._block.texts.append(piece.arguments)
+                told = {"type": "input_json_delta", "partial_json": piece.arguments}
+                self._say(_DELTA, index=self._count, delta=told)
+
+    def _add(self, text: str) -> None:
+        """Text for the block that grows, or for a new one."""
+        block = self._block
+        if block is None or block.name:
+            block = self._open()
+        if self._events is None:
+            block.texts.append(text)
+            return
+        if self._template is None:
+            told = {"type": "text_delta", "text": TextTemplate.MARK}
+            event = {"type": _DELTA, "index": self._count, "delta": told}
+            self._template = TextTemplate(event, _DELTA.encode())
+        self._events.append(self._template.render(text))
+
+    # --- out: blocks and events ---
+
+    def _open(self, name: str = "", use_id: str = "") -> _Block:
+        self._close()
+        block = self._block = _Block([], name, use_id)
+        self._template = None
+        if self._events is not None:
+            self._say("content_block_start", index=self._count, content_block=block.told())
+        return block
+
+    def _close(self) -> None:
+        """The block that grows, if there is one, is complete."""
+        if self._block is None:
+            return
+        if self._events is None:
+            self._content.append(self._block.told())
+        self._say("content_block_stop", index=self._count)
+        self._block = None
+        self._count += 1
+
+    def _complete(self) -> tuple[str, str | None]:
+        """The answer is over: why, and with which stop string."""
+        if self._parser is not None:
+            self._add_pieces(self._parser.finish())
+        if self._block is None and not self._count:
+            self._open()
+        self._close()
+        if self._reason is FinishReason.LENGTH:
+            return "max_tokens", None
+        if self._stop_string:
+            return "stop_sequence", self._stop_string
+        has_called = self._parser is not None and bool(self._parser.call_count)
+        return ("tool_use" if has_called else "end_turn"), None
+
+    def end_events(self, usage: Usage) -> bytes:
+        reason, stop_string = self._complete()
+        told = {"stop_reason": reason, "stop_sequence": stop_string}
+        self._say("message_delta", delta=told, usage=_usage(usage))
+        self._say("message_stop")
+        return self._taken()
+
+    def error_events(self, status: int, error: ErrorDetail) -> bytes:
+        return encode_data(error_body(status, error, self._id), ERROR_EVENT)
+
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:
+        assert not others, "a message has no choices"
+        return _encode(self._message(_usage(usage), *self._complete()))
+
+    def _message(
+        self, usage: MessageUsage, reason: str | None = None, stop_string: str | None = None
+    ) -> MessageAnswer:
+        return MessageAnswer(
+            id=f"msg_{self._id}",
+            model=self._model,
+            content=self._content,
+            stop_reason=reason,
+            stop_sequence=stop_string,
+            usage=usage,
+        )
+
+    def _say(self, kind: str, **told: Any) -> None:
+        """Add an event, unless nobody wants any."""
+        if self._events is not None:
+            event = {"type": kind, **told}
+            self._events.append(encode_data(_encode(event), kind.encode()))
+
+    def _taken(self) -> bytes:
+        events, self._events = self._events or [], []
+        return b"".join(events)
+
+
+def _usage(usage: Usage) -> MessageUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage.of(usage.prompt_tokens, cached, usage.completion_tokens)

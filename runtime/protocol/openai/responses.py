@@ -1,0 +1,369 @@
+"""The requests of `/v1/responses`, and what they mean to an engine.
+
+A response is the answer to a chat: its items become the turns that `/v1/chat/completions` would
+have, and everything behind sees the same `GenerateRequest`. Nothing is stored here, so what refers to
+an earlier response is refused by name, and so are tools that a server runs itself. As in
+`requests.py`, long parts stay undecoded until the model is known. Answers: `responses_answer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import Raw
+from typing_extensions import Buffer
+
+from ...errors import RequestError
+from .fields import RESPONSES_FIELDS, SAMPLED, BodyDecoder
+from .generate import (
+    SCHEMA_CHARS_MAX,
+    TOOL_NAMED,
+    TOOLS_CHARS_MAX,
+    ChatMessage,
+    GenerateRequest,
+    MinP,
+    Natural,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    SamplingDefaults,
+    Temperature,
+    TopLogprobs,
+    TopP,
+)
+from .requests import (
+    CONTEXT_TOKENS_MAX,
+    NO_DEFAULTS,
+    ROLES,
+    Int64,
+    SharedRequest,
+    Tell,
+    fitting_turns,
+    sampling_of,
+)
+from .shaping import (
+    ABSENT,
+    Name,
+    calls_text,
+    check_name,
+    decode_part,
+    is_absent,
+    json_text,
+    tool_choice,
+    tools_text,
+)
+
+LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
+_METADATA_BYTES_MAX: Final = 1 << 14
+_TEXT_PARTS: Final = ("input_text", "output_text", "text")
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """One item of the input: which fields it has depends on its type."""
+
+    type: str = "message"
+    role: str = ""
+    content: str | list[_Part] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    output: str | list[_Part] | None = None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    type: str
+    schema: Raw = ABSENT
+
+
+class _Text(msgspec.Struct, frozen=True):
+    format: _Format | None = None
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    type: str
+    name: Name | None = None
+
+
+_input_decoder: msgspec.json.Decoder[str | list[_Item]] = msgspec.json.Decoder(str | list[_Item])
+_text_decoder = msgspec.json.Decoder(_Text)
+_tools_decoder = msgspec.json.Decoder(list[_Tool])
+_choice_decoder: msgspec.json.Decoder[str | _Choice] = msgspec.json.Decoder(str | _Choice)
+_metadata_decoder = msgspec.json.Decoder(dict[str, str])
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_include_decoder = msgspec.json.Decoder(list[str])
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses`."""
+
+    model: str | None = None
+    input: Raw
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: MinP | None = None
+    seed: Int64 | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Raw = ABSENT
+    stop: Raw = ABSENT
+    stop_token_ids: Raw = ABSENT
+    ignore_eos: bool | None = None
+    min_tokens: Natural | None = None
+    stream: bool | None = None
+    text: Raw = ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    parallel_tool_calls: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: Raw = ABSENT
+    metadata: Raw = ABSENT
+
+    choices_each: ClassVar = 1
+
+    def to_generate(
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        sampling: SamplingDefaults = NO_DEFAULTS,
+    ) -> GenerateRequest:
+        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+        tools, names = tools_text(_nested_tools(self.tools))
+        shared = SharedRequest(**{name: getattr(self, name) for name in SAMPLED})
+        more = sampling_of(shared, sampling) | {"json_schema": _schema_of(self.text)}
+        return GenerateRequest(
+            model=model,
+            messages=_turns(self.instructions, self.input, context_tokens_max),
+            max_tokens=self.max_output_tokens,
+            logprobs=self._logprobs(),
+            tools=tools,
+            tool_choice=tool_choice(_nested_choice(self.tool_choice), names),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            **more,
+        )
+
+    def _logprobs(self) -> int | None:
+        """Of how many alternatives log probabilities are told; None: of none, nor of the tokens."""
+        wanted = (
+            []
+            if is_absent(self.include)
+            else decode_part(_include_decoder, self.include, "include")
+        )
+        is_wanted = bool(self.top_logprobs) or LOGPROBS_INCLUDED in wanted
+        return (self.top_logprobs or 0) if is_wanted else None
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.stream)
+
+    def called(self, param: str) -> str:
+        """How the client calls what an engine refuses as `param`."""
+        return {"response_format": "text.format", "logprobs": "include"}.get(param, param)
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.input) + len(self.instructions or "") + len(self.tools) + len(self.text)
+
+    def echo(self, generate: GenerateRequest) -> dict[str, Any]:
+        """What the answer repeats of the request, of which the engine is asked `generate`."""
+        choice = generate.tool_choice or "auto"
+        named = choice.removeprefix(TOOL_NAMED)
+        tools = _any_decoder.decode(generate.tools) if generate.tools else []
+        text = {} if is_absent(self.text) else decode_part(_any_decoder, self.text, "text")
+        metadata = {} if is_absent(self.metadata) else self._metadata()
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": metadata,
+            "parallel_tool_calls": generate.parallel_tool_calls,
+            "temperature": generate.temperature,
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": choice if named == choice else {"type": "function", "name": named},
+            "tools": [{"type": "function"} | tool["function"] for tool in tools],
+            "top_logprobs": generate.logprobs or 0,
+            "top_p": generate.top_p,
+        }
+
+    def _metadata(self) -> dict[str, str]:
+        if len(self.metadata) > _METADATA_BYTES_MAX:
+            raise RequestError(
+                f"'metadata' is longer than {_METADATA_BYTES_MAX} bytes", param="metadata"
+            )
+        return decode_part(_metadata_decoder, self.metadata, "metadata")
+
+
+_decoder = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS)
+
+
+def decode_responses_request(body: Buffer, tell: Tell | None = None) -> ResponsesRequest:
+    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
+    return _decoder.decode(body, tell)
+
+
+# --- the turns -------------------------------------------------------------------------------
+
+
+def _turns(instructions: str | None, raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
+    given = decode_part(_input_decoder, raw, "input")
+    if isinstance(given, str):
+        given = [_Item(role="user", content=given)]
+    if not given:
+        raise RequestError("'input' must hold at least one item", param="input")
+    first = [] if instructions is None else [ChatMessage("system", instructions)]
+    turns = chain(first, _turns_of(given))
+    return fitting_turns(turns, len(given), context_tokens_max, "input")
+
+
+def _turns_of(items: list[_Item]) -> Iterator[ChatMessage]:
+    """A turn for each message and each tool's answer; an assistant's calls belong to what it said."""
+    said: str | None = None
+    calls: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        if item.type == "reasoning":
+            # What an earlier answer thought is nothing that the next one is told.
+            continue
+        if item.type == "function_call":
+            check_name(item.name, f"{where}.name")
+            called = {"name": item.name, "arguments": item.arguments}
+            calls.append({"function": called, "id": item.call_id, "type": "function"})
+            continue
+        if said is not None or calls:
+            yield _assistant(said, calls)
+            said, calls = None, []
+        if item.type == "function_call_output":
+            output = _content(item.output, f"{where}.output")
+            yield ChatMessage("tool", output, tool_call_id=item.call_id)
+        elif item.type == "message":
+            role = ROLES.get(item.role) if item.role != "tool" else None
+            if role is None:
+                raise RequestError(
+                    f"role {item.role[:40]!r} of '{where}' is not supported;"
+                    " use system, developer, user or assistant",
+                    param=f"{where}.role",
+                )
+            content = _content(item.content, f"{where}.content")
+            if role == "assistant":
+                said = content
+            else:
+                yield ChatMessage(role, content)
+        else:
+            raise RequestError(
+                f"an item of type {item.type[:40]!r} is not supported; use message, function_call,"
+                " function_call_output or reasoning",
+                param=f"{where}.type",
+            )
+    if said is not None or calls:
+        yield _assistant(said, calls)
+
+
+def _assistant(said: str | None, calls: list[dict[str, Any]]) -> ChatMessage:
+    return ChatMessage("assistant", said or "", calls_text(Raw(_encode(calls)), "input"))
+
+
+def _content(content: str | list[_Part] | None, where: str) -> str:
+    if content is None:
+        raise RequestError(f"'{where}' is missing", param=where)
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: _Part, where: str) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if part.type not in _TEXT_PARTS:
+        raise RequestError(
+            f"content of type {part.type[:40]!r} is not supported; only text is", param=where
+        )
+    if part.text is None:
+        raise RequestError(f"'{where}.text' is missing", param=f"{where}.text")
+    return part.text
+
+
+# --- what shapes the answer ------------------------------------------------------------------
+
+
+def _schema_of(raw: Raw) -> str:
+    """The JSON schema that `text.format` asks for; empty if the answer is just text."""
+    if is_absent(raw):
+        return ""
+    if len(raw) > 2 * SCHEMA_CHARS_MAX:
+        raise RequestError(f"'text' is longer than {2 * SCHEMA_CHARS_MAX} bytes", param="text")
+    found = decode_part(_text_decoder, raw, "text").format
+    if found is None or found.type == "text":
+        return ""
+    if found.type == "json_object":
+        return '{"type":"object"}'
+    where = "text.format.schema"
+    if found.type != "json_schema":
+        raise RequestError(
+            f"'text.format.type' is {found.type[:40]!r}; it must be text, json_object or json_schema",
+            param="text.format.type",
+        )
+    if is_absent(found.schema):
+        raise RequestError(f"'{where}' is missing", param=where)
+    if len(found.schema) > SCHEMA_CHARS_MAX:
+        raise RequestError(f"'{where}' is longer than {SCHEMA_CHARS_MAX} characters", param=where)
+    return json_text(found.schema, where)
+
+
+def _nested_tools(raw: Raw) -> Raw:
+    """The tools in the form that a chat has."""
+    if is_absent(raw) or len(raw) > TOOLS_CHARS_MAX:
+        return raw
+    nested = []
+    tools = decode_part(_tools_decoder, raw, "tools")
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.type != "function":
+            raise RequestError(
+                f"'{where}.type' is {tool.type[:40]!r}; only 'function' is supported",
+                param=f"{where}.type",
+            )
+        if tool.name is None:
+            raise RequestError(f"'{where}.name' is missing", param=f"{where}.name")
+        check_name(tool.name, f"{where}.name")
+        told = msgspec.structs.asdict(tool)
+        del told["type"]
+        function = {name: value for name, value in told.items() if value is not None}
+        nested.append({"type": "function", "function": function})
+    return Raw(_encode(nested))
+
+
+def _nested_choice(raw: Raw) -> Raw:
+    """`tool_choice` in the form that a chat has."""
+    if is_absent(raw):
+        return raw
+    choice = decode_part(_choice_decoder, raw, "tool_choice")
+    if isinstance(choice, str):
+        return raw
+    if choice.type != "function" or choice.name is None:
+        raise RequestError(
+            f"'tool_choice' of type {choice.type[:40]!r} is not supported; use none, auto, required,"
+            " or name a function",
+            param="tool_choice",
+        )
+    return Raw(_encode({"type": "function", "function": {"name": choice.name}}))

@@ -1,0 +1,257 @@
+"""What is asked of a model's vocabulary: tokens of a text, the text of tokens, embeddings. Sans-IO.
+
+`/tokenize` and `/detokenize` are vLLM's, `/v1/embeddings` is OpenAI's. Each is a `GenerateRequest` with
+a task, whose answer is one delta and never a stream.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import ClassVar, Final, Literal, Self
+
+import msgspec
+from msgspec import Raw
+from typing_extensions import Buffer
+
+from ...errors import LocalProtocolError, RequestError
+from .answers import ErrorDetail, Usage
+from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
+from .generate import Delta, GenerateRequest, SamplingDefaults, Task
+from .requests import CONTEXT_TOKENS_MAX, NO_DEFAULTS, Tell, all_prompts, one_prompt, turns_of
+from .shaping import ABSENT, is_absent, tools_text
+
+_encode = msgspec.json.Encoder().encode
+_FLOAT_BYTES: Final = 4
+
+
+class _TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What all have in common."""
+
+    model: str | None = None
+
+    is_streamed: ClassVar = False
+    choices_each: ClassVar = 1
+
+    def called(self, param: str) -> str:
+        """How the client calls what an engine refuses as `param`."""
+        return param
+
+
+class TokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
+    """The body of `POST /tokenize`: of a prompt, or of a chat."""
+
+    prompt: Raw = ABSENT
+    messages: Raw = ABSENT
+    tools: Raw = ABSENT
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.prompt) + len(self.messages) + len(self.tools)
+
+    def to_generate(
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        _: SamplingDefaults = NO_DEFAULTS,
+    ) -> GenerateRequest:
+        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+        if is_absent(self.prompt) is is_absent(self.messages):
+            raise RequestError("give either 'prompt' or 'messages'", param="prompt")
+        if is_absent(self.messages):
+            prompt, token_ids = one_prompt(self.prompt, context_tokens_max)
+            return GenerateRequest(
+                model=model, prompt=prompt, token_ids=token_ids, task=Task.TOKENIZE
+            )
+        return GenerateRequest(
+            model=model,
+            messages=turns_of(self.messages, context_tokens_max),
+            tools=tools_text(self.tools)[0],
+            task=Task.TOKENIZE,
+        )
+
+
+class DetokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
+    """The body of `POST /detokenize`."""
+
+    tokens: Raw
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.tokens)
+
+    def to_generate(
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        _: SamplingDefaults = NO_DEFAULTS,
+    ) -> GenerateRequest:
+        """As `TokenizeRequest.to_generate`."""
+        token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
+        if token_ids is None:
+            raise RequestError("'tokens' must be a list of token ids", param="tokens")
+        return GenerateRequest(model=model, token_ids=token_ids, task=Task.DETOKENIZE)
+
+
+class EmbeddingsRequest(_TaskRequest, frozen=True, kw_only=True):
+    """The body of `POST /v1/embeddings`, of one input or of a list of them."""
+
+    input: Raw
+    encoding_format: Literal["float", "base64"] | None = None
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return len(self.input)
+
+    def to_generate(
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        _: SamplingDefaults = NO_DEFAULTS,
+    ) -> GenerateRequest:
+        """What the engine of `model` is asked for the first input; see `to_choices`."""
+        prompt, token_ids = all_prompts(self.input, context_tokens_max, "input")[0]
+        return GenerateRequest(model=model, prompt=prompt, token_ids=token_ids, task=Task.EMBED)
+
+    def to_choices(self, first: GenerateRequest, context_tokens_max: int) -> list[GenerateRequest]:
+        """A request for each input; that of the `first` is made."""
+        others = all_prompts(self.input, context_tokens_max, "input")[1:]
+        return [first] + [
+            msgspec.structs.replace(first, prompt=prompt, token_ids=token_ids)
+            for prompt, token_ids in others
+        ]
+
+
+_tokenize_decoder = BodyDecoder(TokenizeRequest, TOKENIZE_FIELDS)
+_detokenize_decoder = BodyDecoder(DetokenizeRequest, DETOKENIZE_FIELDS)
+_embeddings_decoder = BodyDecoder(EmbeddingsRequest, EMBEDDINGS_FIELDS)
+
+
+def decode_tokenize_request(body: Buffer, tell: Tell | None = None) -> TokenizeRequest:
+    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
+    return _tokenize_decoder.decode(body, tell)
+
+
+def decode_detokenize_request(body: Buffer, tell: Tell | None = None) -> DetokenizeRequest:
+    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
+    return _detokenize_decoder.decode(body, tell)
+
+
+def decode_embeddings_request(body: Buffer, tell: Tell | None = None) -> EmbeddingsRequest:
+    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
+    return _embeddings_decoder.decode(body, tell)
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The answer of `/tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The answer of `/detokenize`."""
+
+    prompt: str
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one input."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or, in `base64`, their bytes as float32 in little-endian order."""
+
+
+class EmbeddingsUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/v1/embeddings`."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+class Unstreamed:
+    """An answer that there is in one piece alone."""
+
+    ends_itself: ClassVar = False
+    keeps_text: ClassVar = False
+
+    def add_event(self, _: Delta) -> bytes:
+        raise LocalProtocolError("this answer is not streamed")
+
+    def end_events(self, _: Usage) -> bytes:
+        raise LocalProtocolError("this answer is not streamed")
+
+    def error_events(self, _: int, __: ErrorDetail) -> bytes:
+        raise LocalProtocolError("this answer is not streamed")
+
+
+class TokensAnswer(Unstreamed):
+    """One answer of `/tokenize` by a model of so long a context; 0 if that is not known."""
+
+    def __init__(self, context_tokens_max: int) -> None:
+        self._context_tokens_max = context_tokens_max
+        self._tokens: list[int] = []
+
+    def add_text(self, delta: Delta) -> None:
+        self._tokens += delta.prompt_token_ids
+
+    def to_body(self, _: Usage, __: Sequence[Self] = ()) -> bytes:
+        return _encode(Tokens(len(self._tokens), self._context_tokens_max, self._tokens))
+
+
+class TextAnswer(Unstreamed):
+    """One answer of `/detokenize`."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def add_text(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+
+    def to_body(self, _: Usage, __: Sequence[Self] = ()) -> bytes:
+        return _encode(Detokenized("".join(self._texts)))
+
+
+class EmbeddingAnswer(Unstreamed):
+    """The embedding of one input of `/v1/embeddings`, by its `index`."""
+
+    def __init__(self, index: int, model: str, *, is_base64: bool) -> None:
+        self._index, self._model, self._is_base64 = index, model, is_base64
+        self._raw = b""
+
+    def add_text(self, delta: Delta) -> None:
+        self._raw += delta.raw
+
+    def told(self) -> Embedding:
+        """It, as the client wants it; raises `LocalProtocolError` if it is none."""
+        if len(self._raw) % _FLOAT_BYTES:
+            raise LocalProtocolError("an embedding that is no row of float32")
+        if self._is_base64:
+            return Embedding(index=self._index, embedding=base64.b64encode(self._raw).decode())
+        return Embedding(index=self._index, embedding=array("f", self._raw).tolist())
+
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:
+        return _encode(
+            Embeddings(
+                data=[each.told() for each in (self, *others)],
+                model=self._model,
+                usage=EmbeddingsUsage(usage.prompt_tokens, usage.prompt_tokens),
+            )
+        )
