@@ -31,10 +31,10 @@ MINUTES ?= 10
 SEED ?=
 
 # What runs as a step of its own in .ci/run; without a mark of these a test is one of `make test`.
-APART := seeds or machines or others
+APART := seeds or machines or others or clients
 MARKED = $(BIN)/python -m pytest -n $(LANES) -m $@ $(ARGS) $$(grep -rlw 'mark\.$@' tests properties --include='test_*.py')
 
-.PHONY: help up test seeds machines others pythons swarm soak house lint types docs bench peers mutants clean model
+.PHONY: help up test seeds machines others clients environments pythons swarm soak house lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -44,7 +44,7 @@ up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this 
 	$(BIN)/trinamo up $(ARGS)
 
 # The tests start hundreds of processes, which would each compile our sources if nothing was kept.
-test seeds machines others swarm soak: export PYTHONDONTWRITEBYTECODE =
+test seeds machines others clients swarm soak: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMPS)/dev model ## Install and run the tests; in one process with LANES=0; what they cost: ARGS=--cpu
 	$(BIN)/python -m pytest -n $(LANES) -m 'not ($(APART))' $(ARGS)
@@ -57,6 +57,12 @@ machines: $(STAMPS)/dev model ## Test two machines as the page says, and a short
 
 others: $(STAMPS)/dev model ## Test what programs and libraries of others do for long.
 	$(MARKED)
+
+clients: $(STAMPS)/dev model environments ## Try programs that people point at such a server; the long list, and its page: ARGS=--all
+	$(MARKED)
+
+environments: $(STAMPS)/dev
+	@$(BIN)/python -m tests.clients.programs $(ARGS)
 
 pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the others of 3.11 to 3.13 that are installed.
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \

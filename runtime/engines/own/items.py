@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
 from ..prompts import check_prompt_fits

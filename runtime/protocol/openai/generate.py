@@ -54,6 +54,7 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 # What a parameter may be, wherever a request enters. A NaN is none of them.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
