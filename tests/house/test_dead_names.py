@@ -42,12 +42,12 @@ KNOWN = {
         keep_alive_timeout keep_alive_max_requests include_server_header include_date_header""",
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
     "clients of the HTTP API read it, or send it": """
-        strict total_tokens prompt_tokens_details owned_by token_logprobs text_offset
+        owned_by token_logprobs text_offset
         supported_parameters
         annotations cache_write_tokens reasoning_tokens input_tokens_details output_tokens_details
         created_at incomplete_details previous_response_id service_tier truncation
         cache_creation_input_tokens cache_read_input_tokens stop_sequence embedding
-        max_model_len background""",
+        background""",
     "the table of fields names it: runtime/protocol/openai/fields.py": """
         structured_outputs guided_json guided_regex guided_choice guided_grammar ebnf""",
     "the model manager's interface as it is documented upstream": "remove_completions_model",

@@ -37,6 +37,12 @@ def test_every_load_over_http_is_answered_whole(tmp_path: Path) -> None:
     assert {errors for *_, errors in rows} == {"0"}
 
 
+def test_every_form_of_an_answer_is_measured(tmp_path: Path) -> None:
+    rows = run("serving/bench_dialects.py", tmp_path)[2:]
+
+    assert [row[0] for row in rows] == ["chat", "responses", "messages"]
+
+
 def test_every_load_over_rpc_is_answered_whole(tmp_path: Path) -> None:
     rows = run("bench_rpc.py", tmp_path, "--kind", "trinamo")[2:]
 

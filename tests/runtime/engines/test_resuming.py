@@ -100,7 +100,8 @@ async def test_an_answer_of_which_only_the_end_is_missing_ends_at_once() -> None
         stopped = behind(request(stop=[text(whole)[5:7]]), token_ids(whole)[:7])
         sink = Gathering()
         await host.forward(stopped, Context("r"), sink)
-        assert sink.deltas == [Delta("", [], FinishReason.STOP, 6)]
+        stop_string = text(whole)[5:7]
+        assert sink.deltas == [Delta("", [], FinishReason.STOP, 6, stop_string=stop_string)]
         assert host.statistics().steps == 8
         with pytest.raises(RequestError, match="delivered already"):
             async with host.reserve(behind(asked, token_ids(whole)), Context("r")):
@@ -151,4 +152,6 @@ async def test_echo_resumed_behind_its_stop_string_ends_at_once() -> None:
     async with open_echo_engine() as engine:
         ids = token_ids(await answer(engine, asked))
         assert len(ids) == 2
-        assert await answer(engine, behind(asked, ids)) == [Delta("", [], FinishReason.STOP, 4)]
+        assert await answer(engine, behind(asked, ids)) == [
+            Delta("", [], FinishReason.STOP, 4, stop_string="two")
+        ]

@@ -107,11 +107,11 @@ async def test_long_request_ids_disturb_nobody() -> None:
         async def ask(given: str) -> None:
             response = await frontend.ask(**{"x-request-id": given})
             told.append(response.status_code)
-            assert response.headers["x-request-id"] == given[:102]
+            assert response.headers["x-request-id"] == given[:98]
 
         async with trio.open_nursery() as nursery:
             for number in range(60):
-                length = (1, 102, 103, 111, 128, 4000)[number % 6]
+                length = (1, 98, 99, 107, 128, 4000)[number % 6]
                 nursery.start_soon(ask, f"{number:x}".ljust(length, "x"))
         assert told == [200] * 60
 
