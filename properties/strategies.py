@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from trinamo.runtime.errors import EngineError
+from trinamo.runtime.errors import ContextLengthError, EngineError
 from trinamo.runtime.protocol.discovery.instances import Instance
 from trinamo.runtime.protocol.streams.control import (
     Closed,
@@ -39,7 +39,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
-_errors = st.builds(EngineError, st.text(max_size=20), definite=st.booleans())
+_errors = st.builds(EngineError, st.text(max_size=20), definite=st.booleans()) | st.builds(
+    ContextLengthError, st.text(max_size=20), param=st.none() | st.text(min_size=1, max_size=20)
+)
 
 controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Opened),

@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given, strategies as st
 
 from properties.strategies import controls, cut, cuts, frames
-from trinamo.runtime.errors import EngineError, RemoteProtocolError
+from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.control import (
     Control,
@@ -64,7 +64,8 @@ def test_every_event_comes_back_as_it_was(event: Control) -> None:
     if isinstance(event, (Declined, Failed)):
         assert isinstance(back, (Declined, Failed))
         assert type(back) is type(event)
-        assert isinstance(back.error, EngineError)
+        assert type(back.error) is type(event.error)
+        assert getattr(back.error, "param", None) == getattr(event.error, "param", None)
         assert back.error.args == event.error.args
         assert back.error.definite == event.error.definite
     else:

@@ -75,9 +75,9 @@ wire_bytes = st.lists(
 
 
 def told(what: object) -> object:
-    """An event as it can be compared: errors by their words."""
+    """An event as it can be compared: errors by their classes, words and parameters."""
     if isinstance(what, (Failed, Declined)):
-        return type(what), str(what.error)
+        return type(what), type(what.error), str(what.error), getattr(what.error, "param", None)
     return what
 
 

@@ -20,7 +20,7 @@ from trinamo.runtime.engines.llamacpp.engine import LlamaCppEngine, open_llamacp
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
 from trinamo.runtime.engines.loop.step import Sampling, StepItem
-from trinamo.runtime.errors import ConfigError, RequestError
+from trinamo.runtime.errors import ConfigError, ContextLengthError, RequestError
 from trinamo.runtime.protocol.openai.generate import (
     ChatMessage,
     Delta,
@@ -278,9 +278,13 @@ async def test_special_tokens_in_a_message_are_plain_text(engine: LlamaCppEngine
 async def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_read(
     engine: LlamaCppEngine,
 ) -> None:
-    for request in (chat("x" * 10_000), GenerateRequest(model="m", prompt="x" * 10_000)):
-        with pytest.raises(RequestError, match="shorten it"):
+    for request, param in (
+        (chat("x" * 10_000), "messages"),
+        (GenerateRequest(model="m", prompt="x" * 10_000), "prompt"),
+    ):
+        with pytest.raises(ContextLengthError, match="shorten it") as caught:
             await encoded_by(engine, request)
+        assert caught.value.param == param
 
 
 def test_a_token_that_is_not_in_the_vocabulary_is_refused(engine: LlamaCppEngine) -> None:
