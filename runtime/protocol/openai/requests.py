@@ -72,6 +72,8 @@ _SAMPLED: Final = SamplingDefaults.__struct_fields__
 _sampled_values: Final = attrgetter(*_SAMPLED)
 _form_values: Final = attrgetter(*FORMS)
 _NO_FORMS: Final = (ABSENT,) * len(FORMS)
+_end_values: Final = attrgetter("stop", "stop_token_ids", "ignore_eos", "min_tokens")
+_NO_ENDS: Final = (ABSENT, ABSENT, None, None)
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokensMax = Annotated[int, msgspec.Meta(ge=_UNBOUNDED, le=2**31 - 1)]
@@ -247,6 +249,11 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
             **shared,
         )
 
+    def called(self, param: str) -> str:
+        """As of any request; `echo` asks for the prompt's log probabilities, too."""
+        is_echoed = param == "prompt_logprobs" and self.prompt_logprobs is None
+        return "echo" if is_echoed else super().called(param)
+
 
 def all_choices(
     request: SharedRequest,
@@ -324,18 +331,20 @@ def sampling_of(request: SharedRequest, sampling: SamplingDefaults) -> dict[str,
             found[name] = default
     if found.get("top_k") == -1:
         found["top_k"] = 0
-    if request.ignore_eos:
-        found["ignore_eos"] = True
+    if request.seed is not None:
+        found["seed"] = request.seed
+    if _end_values(request) != _NO_ENDS:
+        found["stop"] = stop_strings(request.stop)
+        found["stop_token_ids"] = _stop_token_ids(request.stop_token_ids)
+        found["ignore_eos"] = bool(request.ignore_eos)
+        found["min_tokens"] = request.min_tokens or 0
+    if request.logit_bias is not ABSENT:
+        found["logit_bias"] = logit_bias(request.logit_bias)
+    if request.prompt_logprobs is not None:
+        found["prompt_logprobs"] = request.prompt_logprobs
     if request.return_token_ids:
         found["return_token_ids"] = True
-    return found | {
-        "seed": request.seed,
-        "stop": stop_strings(request.stop),
-        "logit_bias": logit_bias(request.logit_bias),
-        "prompt_logprobs": request.prompt_logprobs,
-        "min_tokens": request.min_tokens or 0,
-        "stop_token_ids": _stop_token_ids(request.stop_token_ids),
-    }
+    return found
 
 
 def _stop_token_ids(raw: Raw) -> list[int]:

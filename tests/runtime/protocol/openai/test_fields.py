@@ -226,6 +226,15 @@ def test_a_form_by_any_name_reaches_the_engine_or_is_refused_by_that_name(
     assert caught.value.param == name
 
 
+def test_what_an_echo_asks_for_is_refused_as_the_echo() -> None:
+    body = {"prompt": "a", "echo": True, "logprobs": 1}
+    for more, param in (({}, "echo"), ({"prompt_logprobs": 2}, "prompt_logprobs")):
+        asked = decode_completion_request(json.dumps({**body, **more}).encode())
+        with pytest.raises(RequestError, match=f"'{param}' is not supported") as caught:
+            check_features(asked.to_generate("m"), {"logprobs"}, asked.called)
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     ("bad", "param"),
     [
