@@ -340,6 +340,11 @@ FORMS: Final = tuple(name for name, field in _SHARED.items() if field.is_form)
 
 def supported(endpoints: Iterable[str], features: Collection[str]) -> list[str]:
     """The fields that an engine with `features` obeys on any of those endpoints, sorted."""
+    return list(_supported(tuple(endpoints), frozenset(features)))
+
+
+@lru_cache(maxsize=64)
+def _supported(endpoints: tuple[str, ...], features: frozenset[str]) -> tuple[str, ...]:
     found = {
         name
         for endpoint in endpoints
@@ -347,7 +352,7 @@ def supported(endpoints: Iterable[str], features: Collection[str]) -> list[str]:
         if field.use is Use.OBEYED
         if not (asked := field.features(name)) or any(each in features for each in asked)
     }
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 @attrs.frozen
