@@ -59,7 +59,7 @@ _OF_OPENAI: Final = tuple(
     f"/v1/{name}"
     for name in (
         *("chat/completions", "completions", "responses", "messages", "embeddings"),
-        *("audio/", "images/", "videos", "moderations", "rerank", "realtime", "files"),
+        *("audio/", "images/", "videos", "moderations", "rerank", "files"),
         *("uploads", "batches", "fine_tuning/", "assistants", "threads", "vector_stores"),
     )
 )

@@ -108,14 +108,17 @@ def test_the_builder_reads_as_in_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("disabled", ["chat", "completions"])
-async def test_a_disabled_endpoint_is_not_there(serve: Any, disabled: str) -> None:
+async def test_a_disabled_endpoint_says_what_works_in_its_place(serve: Any, disabled: str) -> None:
     setting = {"chat": "enable_chat_endpoints", "completions": "enable_cmpl_endpoints"}[disabled]
     running = await serve(**{setting: False})
     async with running.client() as client:
         chat = await client.post("/v1/chat/completions", json={"messages": []})
         completions = await client.post("/v1/completions", json={})
-    assert (chat.status_code == 404) == (disabled == "chat")
-    assert (completions.status_code == 404) == (disabled == "completions")
+    # Not 404: a proxy that is told so puts the model aside for everybody.
+    assert chat.status_code == completions.status_code == 400
+    code = "unsupported_endpoint"
+    assert (chat.json()["error"]["code"] == code) == (disabled == "chat")
+    assert (completions.json()["error"]["code"] == code) == (disabled == "completions")
 
 
 @pytest.mark.parametrize("size", [33_000, 60_000, 200_000])
