@@ -48,7 +48,17 @@ class GenerateOptions(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: dict[int, float]
     logprobs: int | None
+    prompt_logprobs: int | None
+    ignore_eos: bool
+    min_tokens: int
+    stop_token_ids: list[int]
     json_schema: str
+    regex: str
+    choices: list[str]
+    grammar: str
+    chat_template_kwargs: str
+    continue_final_message: bool
+    return_token_ids: bool
     tools: str
     tool_choice: str
     parallel_tool_calls: bool

@@ -14,7 +14,7 @@ def test_the_options_are_fields_of_a_request_with_their_types() -> None:
     fields, options = get_type_hints(GenerateRequest), get_type_hints(GenerateOptions)
     assert options.items() <= fields.items()
     travelling = {"model", "messages", "prompt", "token_ids", "tenant", "opening", "body", "path"}
-    travelling |= {"passed"} | {name for name in fields if name.startswith("delivered_")}
+    travelling |= {"passed", "task"} | {name for name in fields if name.startswith("delivered_")}
     assert set(fields) - set(options) == travelling
 
 
