@@ -276,7 +276,7 @@ ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
     ("regex", "", Feature.GRAMMAR, "structured_outputs"),
     ("choices", [], Feature.GRAMMAR, "structured_outputs"),
     ("grammar", "", Feature.GRAMMAR, "structured_outputs"),
-    ("prompt_logprobs", None, Feature.PROMPT_LOGPROBS, "prompt_logprobs"),
+    ("prompt_logprobs", None, Feature.PROMPT_LOGPROBS, "echo"),
     ("ignore_eos", False, Feature.END_TOKENS, "ignore_eos"),
     ("min_tokens", 0, Feature.END_TOKENS, "min_tokens"),
     ("stop_token_ids", [], Feature.END_TOKENS, "stop_token_ids"),

@@ -39,7 +39,6 @@ from .generate import (
     SamplingDefaults,
     Temperature,
     TokenId,
-    TopLogprobs,
     TopP,
 )
 from .shaping import (
@@ -106,7 +105,6 @@ class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_p: MinP | None = None
     logit_bias: Raw = ABSENT
     logprobs: Raw = ABSENT
-    prompt_logprobs: TopLogprobs | None = None
     ignore_eos: bool | None = None
     min_tokens: Natural | None = None
     stop_token_ids: Raw = ABSENT
@@ -239,7 +237,7 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
         shared = sampling_of(self, sampling)
         if self.echo and (logprobs is not None or token_ids is not None or tokens_max == 0):
             # The text of token ids only the engine knows.
-            shared["prompt_logprobs"] = max(logprobs or 0, self.prompt_logprobs or 0)
+            shared["prompt_logprobs"] = logprobs or 0
         return GenerateRequest(
             model=model,
             prompt=prompt,
@@ -248,11 +246,6 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
             logprobs=logprobs,
             **shared,
         )
-
-    def called(self, param: str) -> str:
-        """As of any request; `echo` asks for the prompt's log probabilities, too."""
-        is_echoed = param == "prompt_logprobs" and self.prompt_logprobs is None
-        return "echo" if is_echoed else super().called(param)
 
 
 def all_choices(
@@ -340,8 +333,6 @@ def sampling_of(request: SharedRequest, sampling: SamplingDefaults) -> dict[str,
         found["min_tokens"] = request.min_tokens or 0
     if request.logit_bias is not ABSENT:
         found["logit_bias"] = logit_bias(request.logit_bias)
-    if request.prompt_logprobs is not None:
-        found["prompt_logprobs"] = request.prompt_logprobs
     if request.return_token_ids:
         found["return_token_ids"] = True
     return found

@@ -227,12 +227,10 @@ def test_a_form_by_any_name_reaches_the_engine_or_is_refused_by_that_name(
 
 
 def test_what_an_echo_asks_for_is_refused_as_the_echo() -> None:
-    body = {"prompt": "a", "echo": True, "logprobs": 1}
-    for more, param in (({}, "echo"), ({"prompt_logprobs": 2}, "prompt_logprobs")):
-        asked = decode_completion_request(json.dumps({**body, **more}).encode())
-        with pytest.raises(RequestError, match=f"'{param}' is not supported") as caught:
-            check_features(asked.to_generate("m"), {"logprobs"}, asked.called)
-        assert caught.value.param == param
+    asked = decode_completion_request(b'{"prompt": "a", "echo": true, "logprobs": 1}')
+    with pytest.raises(RequestError, match="'echo' is not supported") as caught:
+        check_features(asked.to_generate("m"), {"logprobs"}, asked.called)
+    assert caught.value.param == "echo"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +278,6 @@ def test_where_an_answer_ends_reaches_the_engine() -> None:
     )
     assert (asked.ignore_eos, asked.min_tokens, asked.stop_token_ids) == (True, 3, [1, 2])
     assert (asked.max_tokens, asked.return_token_ids) == (5, True)
-    assert chat(prompt_logprobs=0).prompt_logprobs == 0
     assert chat(ignore_eos=False, min_tokens=0, stop_token_ids=[]) == chat()
     for bad in (
         {"min_tokens": 6, "max_tokens": 5},
