@@ -82,19 +82,19 @@ def _check_end(
             f"{record.name} is called complete with ends of its choices {record.ended_choices}",
         )
     for index, text in record.others.items():
-        if len(text) != record.output_tokens:
+        if len(text) != len(record.expected):
             yield (
                 "I2",
                 f"choice {index} of {record.name} is called complete with {len(text)} tokens",
             )
-    is_whole = len(record.text) == record.output_tokens
+    is_whole = len(record.text) == len(record.expected)
     # Only its own client asks for a part, and never over HTTP: one that wants no more leaves.
     if not (is_whole or has_stopped):
         yield (
             "I2",
             (
                 f"{record.name} is called complete with {len(record.text)} of"
-                f" {record.output_tokens} tokens"
+                f" {len(record.expected)} tokens"
             ),
         )
 

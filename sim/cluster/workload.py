@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Via = Literal["http", "runtime", "exchange"]
 """How a client asks: a frontend, a worker through the runtime, or a worker to which it streams input."""
 COMPLETE: Final = "complete"
+VOWELS: Final = b"aeiou"
+"""Tokens that end an answer, if its client asks for that."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +78,8 @@ class ClientProfile:
     kill_reason: Reason = Reason.CLIENT_DISCONNECT
     raise_after: int = -1
     """Have the engine fail."""
+    min_tokens: int = -1
+    """Have vowels end each answer, once there are so many tokens."""
     is_deaf: bool = False
     """Have the engine hear no Stop."""
     input_pause_s: float = 0.0
@@ -138,7 +142,10 @@ def make_request(
         words.append(DEAF_WORD)
     tokens = rng.randint(*profile.output_tokens)
     message = ChatMessage("user", " ".join([name, *words]))
-    return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens), tokens
+    ends: dict[str, Any] = {}
+    if profile.min_tokens >= 0:
+        ends = {"min_tokens": profile.min_tokens, "stop_token_ids": list(VOWELS)}
+    return GenerateRequest(model=MODEL, messages=[message], max_tokens=tokens, **ends), tokens
 
 
 class SimulatedClient:
@@ -228,13 +235,16 @@ class _HttpClient(SimulatedClient):
     ) -> str:
         """Ask and read; the terminal, or nothing if it has been written down already."""
         messages = [{"role": m.role, "content": m.content} for m in record.request.messages or ()]
-        body = {
+        body: dict[str, Any] = {
             "model": MODEL,
             "messages": messages,
             "max_tokens": record.output_tokens,
             "stream": self.profile.stream,
             "n": self.profile.choices,
         }
+        if self.profile.min_tokens >= 0:
+            body["min_tokens"] = record.request.min_tokens
+            body["stop_token_ids"] = record.request.stop_token_ids
         headers = {"x-request-id": record.name}
         async with http.stream(
             "POST", "/v1/chat/completions", json=body, headers=headers

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import trio
 
 from trinamo.runtime.context import Context
@@ -19,6 +20,7 @@ from trinamo.runtime.engines.loop.steps import StepLoop
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
+from trinamo.runtime.protocol.disaggregation.messages import prefill_request
 from trinamo.runtime.sinks import Sink
 
 from .planting import Patch, bug, instead_of
@@ -52,6 +54,16 @@ def first_token_lost() -> list[Patch]:
         self._take = take.__get__(self)
 
     return [(StepLoop, "adopt", silent)]
+
+
+@bug
+def prefill_ends_early() -> list[Patch]:
+    """A prefill worker is not told that its token may not be one that ends the answer."""
+
+    def without(request: Any, token_ids: list[int]) -> Any:
+        return msgspec.structs.replace(prefill_request(request, token_ids), min_tokens=0)
+
+    return [(each, "prefill_request", without) for each in (decode_first, prefill_first)]
 
 
 class _Endless(Sink[Any]):

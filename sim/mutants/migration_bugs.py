@@ -11,6 +11,7 @@ from trinamo.runtime.caller import migration
 from trinamo.runtime.caller.client import ResponseStream
 from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, ReplayVerdict
 from trinamo.runtime.context import Context
+from trinamo.runtime.engines.loop.step import Ends
 
 from .planting import Patch, bug, instead_of
 
@@ -45,6 +46,12 @@ def replay_forgets_a_batch(take: Any, self: Any, items: list[Any]) -> Any:
 def replay_begins_anew(_: Any, self: Any) -> Any:
     """The replay is asked for the whole answer."""
     return self._request
+
+
+@instead_of(Ends, "of")
+def least_length_counts_anew(of: Any, request: Any, end_ids: Any, prompt_tokens: int) -> Any:
+    """A replay has as many tokens as its request asks for at least, whatever came before it."""
+    return of(request, end_ids, prompt_tokens + len(request.delivered_ids))
 
 
 @instead_of(migration, "_seeded")
