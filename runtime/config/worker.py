@@ -173,6 +173,13 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
             " `additionalProperties`; false: it may, as JSON Schema has it."
         ),
     ] = True
+    embeddings: Annotated[
+        bool,
+        about(
+            "Have `llamacpp` make embeddings with a model that is not made for it: the mean of its"
+            " last layer. One that is made for it does anyway."
+        ),
+    ] = False
     sampling: SamplingConfig = SamplingConfig()
     upstream: UpstreamConfig = UpstreamConfig()
 

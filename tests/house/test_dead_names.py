@@ -31,7 +31,7 @@ KNOWN = {
         metavar
         is_tokenizer_wrapper bos_token_id eos_token_id special_token_ids
         yaml_implicit_resolvers n_threads n_threads_batch kv_unified
-        flash_attn_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
+        flash_attn_type pooling_type n_batch n_ubatch n_gpu_layers useProgThread useListenThread pthrDelay
         syncMode""",
     "protobuf writes it: OTLP's messages": """
         parent_span_id start_time_unix_nano end_time_unix_nano string_value int_value

@@ -15,7 +15,7 @@ import importlib
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..loop.step import Hop, StepItem
 from .forms import Grammars
 from .grammars import Compiler
 from .model_file import MODEL_NAME, find_model, sample_digest, sampling_of
+from .pooling import Pooled, pooling_of
 from .prompts import Prompts, Vocabulary
 from .sandbox.sandbox import Sandbox
 from .sequences import Sequences, sequence_count
@@ -82,13 +83,15 @@ class LlamaCppEngine:
         layout: KvLayout = KvLayout.BLOCK_FIRST,
         rng: random.Random | None = None,
         closes_objects: bool = True,
+        embeds: bool = False,
     ) -> None:
+        """`embeds`: make embeddings, too, with a model that is not made for it."""
         llama = import_llama()
         self._llama = llama
         self._model = load_model(llama, path)
         vocabulary = self._vocabulary = Vocabulary(self._model.get_vocab())
         context_tokens_max = min(context_tokens_max, self._model.n_ctx_train)
-        digest = sample_digest(path)
+        digest, metadata = sample_digest(path), self._model.metadata()
         self.info = EngineInfo(
             engine="llamacpp",
             model=model,
@@ -99,7 +102,7 @@ class LlamaCppEngine:
             has_prefix_cache=True,
             can_resume=True,
             features=FEATURES,
-            sampling=sampling_of(self._model.metadata(), digest),
+            sampling=sampling_of(metadata, digest),
         )
         self.end_token_ids = frozenset(vocabulary.end_ids)
         self._prompts = Prompts(
@@ -108,8 +111,11 @@ class LlamaCppEngine:
             context_tokens_max=context_tokens_max,
             rng=rng or RealEnv().rng,
         )
-        if self._prompts.has_template:
-            self.info = attrs.evolve(self.info, features=FEATURES | CHAT_FEATURES)
+        pooling = pooling_of(metadata) or ("mean" if embeds else "")
+        self._pooled = Pooled(llama, self._pooling_context, step_tokens_max, pooling)
+        can = FEATURES | (CHAT_FEATURES if self._prompts.has_template else frozenset())
+        can |= {Feature.EMBEDDINGS} if pooling else frozenset()
+        self.info = attrs.evolve(self.info, features=can)
         texts, end_ids, special_ids = (
             vocabulary.all_bytes(),
             vocabulary.end_ids,
@@ -120,14 +126,12 @@ class LlamaCppEngine:
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))
         self._grammars = Grammars(compiler, self._sandbox, closes_objects=closes_objects)
         self._sampler = Sampler(vocabulary.token_bytes, self._grammars.open)
-        parameters = llama.LlamaContextParams()
+        self._threads, self._step_tokens_max = threads, step_tokens_max
+        parameters = self._parameters()
         parameters.n_ctx = self.info.block_count * BLOCK_TOKENS
         parameters.n_seq_max = sequence_count(running_max)
-        parameters.n_threads = parameters.n_threads_batch = threads
         # One pool of cells for all sequences, as the scheduler's block count assumes.
         parameters.kv_unified = True
-        parameters.flash_attn_type = 1
-        parameters.n_batch = parameters.n_ubatch = step_tokens_max
         self._context = make_context(llama, self._model, parameters)
         self._context.install_cancel_callback()
         self._sequences = Sequences(self._context, running_max, parameters.n_ctx)
@@ -149,6 +153,26 @@ class LlamaCppEngine:
         else:
             fingerprint = self._blocks.fingerprint(self.info.fingerprint)
             self.info = attrs.evolve(self.info, kv_fingerprint=fingerprint)
+
+    def _parameters(self) -> Any:
+        """What all contexts of the model have in common."""
+        parameters = self._llama.LlamaContextParams()
+        parameters.n_threads = parameters.n_threads_batch = self._threads
+        parameters.flash_attn_type = 1
+        parameters.n_batch = parameters.n_ubatch = self._step_tokens_max
+        return parameters
+
+    def _pooling_context(self) -> Any:
+        parameters = self._parameters()
+        parameters.n_ctx, parameters.n_seq_max = self.info.context_tokens_max, 1
+        parameters.embeddings, parameters.pooling_type = True, 0
+        context = make_context(self._llama, self._model, parameters)
+        context.install_cancel_callback()
+        return context
+
+    def embed(self, token_ids: list[int]) -> Iterator[bytes]:
+        """See `Embeds.embed`."""
+        return self._pooled.embed(token_ids)
 
     @property
     def memory(self) -> KvMemory | None:
@@ -274,11 +298,13 @@ class LlamaCppEngine:
     def interrupt(self) -> None:
         """Let the running decode raise `InterruptedError` at its next operation."""
         self._context.cancel = True
+        self._pooled.interrupt()
 
     def close(self) -> None:
         """Free llama.cpp's memory; the blocks stay for as long as a transfer names them."""
         self._sandbox.close()
         self._prompts.close()
+        self._pooled.close()
         self._greedy.close()
         self._batch.close()
         self._context.close()
@@ -302,6 +328,7 @@ async def open_llamacpp_engine(
     queued_deltas_max: int = 256,
     layout: KvLayout = KvLayout.BLOCK_FIRST,
     closes_objects: bool = True,
+    embeds: bool = False,
 ) -> AsyncIterator[EngineHost]:
     """The model at `path`, or where `find_model` finds it, behind the step loop.
 
@@ -323,6 +350,7 @@ async def open_llamacpp_engine(
             layout=layout,
             rng=None if env is None else env.rng,
             closes_objects=closes_objects,
+            embeds=embeds,
         )
 
     async with open_step_thread() as thread:

@@ -143,7 +143,7 @@ class EngineHost:
             return msgspec.structs.replace(done, text=text)
         assert isinstance(engine, Embeds), "its features say that it embeds"
         check_prompt_fits(len(token_ids), engine.info.context_tokens_max, request)
-        return msgspec.structs.replace(done, raw=await engine.embed(token_ids))
+        return msgspec.structs.replace(done, raw=await self._steps.embeddings.of(engine, token_ids))
 
     def _submit(
         self, request: GenerateRequest, context: Context, sink: Sink[Delta], finish: Finish

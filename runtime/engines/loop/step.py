@@ -6,7 +6,7 @@ requests in flight nor tasks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
@@ -230,11 +230,11 @@ class Prepares(Protocol):
 class Embeds(Protocol):
     """A step engine that can make an embedding of a prompt, with `Feature.EMBEDDINGS` if it does."""
 
-    async def embed(self, token_ids: list[int]) -> bytes:
-        """One vector, normalised, as float32 in little-endian order, computed between two steps.
+    def embed(self, token_ids: list[int]) -> Iterator[bytes]:
+        """Compute one vector, a chunk of the prompt for each `next`; the last is the vector, all others empty.
 
-        Raises `RequestError` for a prompt that is too long, or that it cannot take. Cancelled, it is over
-        when what is under way is.
+        It is normalised, as float32 in little-endian order. Called as steps are, and between two of
+        them; one that is left before its end is not gone on with.
         """
         ...
 

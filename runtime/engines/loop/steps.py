@@ -21,6 +21,7 @@ from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import FinishReason
 from ..generation import BlockListener, EngineStatistics
 from .answer import SequenceAnswer
+from .embeddings import Embeddings
 from .pinned import Pinned
 from .scheduler import Scheduler, SequenceState, StepPlan, TokenSequence, Work
 from .step import Hop, StagesKv, StepEngine, StepItem
@@ -48,6 +49,7 @@ class StepLoop:
         self._wakeup = trio.Event()
         """Set when a plan may turn out differently than the last one."""
         scheduler.pool.on_change = self._wake
+        self.embeddings = Embeddings(hop, self._wake)
         self._is_closing = False
         self._breakdown: str | None = None
         self._steps = 0
@@ -152,6 +154,7 @@ class StepLoop:
                     self._send(answer, answer.text.finish(), FinishReason.STOP)
                     self._cancel(answer)
             self._end_unschedulable()
+            await self.embeddings.step()
             plan = self._scheduler.plan()
             for sequence in plan.pinned:
                 asked = self._asked[sequence]
@@ -165,7 +168,8 @@ class StepLoop:
             for work, token_id in zip(plan.work, token_ids, strict=True):
                 self._deliver(work, token_id)
             # The plan itself may have found that the last one running has outgrown the pool.
-            if not plan.work and not self._scheduler.unschedulable():
+            is_idle = not (plan.work or self.embeddings.has_work)
+            if is_idle and not self._scheduler.unschedulable():
                 await self._wakeup.wait()
 
     async def _compute(self, plan: StepPlan) -> list[int | None]:
@@ -213,13 +217,14 @@ class StepLoop:
 
     def _deliver(self, work: Work, token_id: int | None) -> None:
         sequence = work.sequence
+        is_whole = False
         if work.token_count > 1 or sequence.cached_tokens < sequence.prompt_tokens:
             self._prompt_tokens += work.token_count
+            # Where nothing but the prompt was asked for, there is no room for a token of the answer.
+            is_whole = token_id is not None and sequence.is_full
             asked = self._asked.get(sequence)
             if isinstance(asked, SequenceAnswer):
                 asked.computes()
-        # Where nothing but the prompt was asked for, there is no room for a token of the answer.
-        is_whole = token_id is not None and sequence.is_full
         self._scheduler.advance(work, None if is_whole else token_id)
         asked = self._asked.get(sequence)
         if asked is None:
@@ -240,10 +245,9 @@ class StepLoop:
         sequence = answer.sequence
         self._completion_tokens += 1
         answer.unsent_ids.append(token_id)
-        ends = sequence.ends
-        is_end = token_id in self._engine.end_token_ids or (
-            ends is not None and token_id in ends.stop_ids
-        )
+        is_end = token_id in self._engine.end_token_ids
+        if sequence.ends is not None:
+            is_end = is_end or token_id in sequence.ends.stop_ids
         shaping = sequence.shaping
         if shaping is not None and shaping.told is not None:
             if not is_end:
@@ -315,6 +319,7 @@ class StepLoop:
         self._is_closing = True
         for asked in tuple(self._asked.values()):
             self._cancel(asked, UnavailableError("the engine is closing", definite=False))
+        self.embeddings.close(UnavailableError("the engine is closing", definite=False))
         self._engine.interrupt()
 
 

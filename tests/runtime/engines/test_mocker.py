@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -51,6 +52,19 @@ async def test_a_prompt_with_its_answer_so_far_goes_on_with_the_same_text(
 ) -> None:
     whole = expected_text(ask("prompt"), 8)
     assert expected_text(ask("prompt" + whole[:3]), 5) == whole[3:]
+
+
+async def test_what_a_tenant_asked_before_counts_as_cached_for_him_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mocker_engine(SMALL, context_tokens_max=32) as host:
+        found = []
+        for tenant in ("one", "one", "two"):
+            asked = msgspec.structs.replace(ask("nine to one", 4), tenant=tenant)
+            async with aclosing(host.generate(asked, Context("r"))) as deltas:
+                found.append(max([delta.cached_tokens async for delta in deltas]))
+        # Twelve tokens are three blocks, but the last token is always computed.
+        assert found == [0, 8, 0]
 
 
 def test_the_timing_is_upstreams() -> None:

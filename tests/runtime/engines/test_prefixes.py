@@ -59,12 +59,16 @@ async def test_equal_prompts_of_two_tenants_share_no_block() -> None:
         asked = [replace(request(SHARED, 4), tenant=tenant) for tenant in ("one", "two", "")]
         for each in asked:
             assert host.examine(each).cached_tokens == 0
-            await collect(host, each)
+            assert (await collect(host, each))[0].cached_tokens == 0
             assert host.examine(each).cached_tokens == 32
             hint, token_ids = make_hint(each, card, OWN), host.examine(each).token_ids
             assert hint is not None
             assert hint.keys == block_keys(block_hashes(token_ids, 4, each.tenant))
         assert host.statistics().prompt_tokens == 3 * 33
+        # Each is told of its own, and once.
+        for each in asked:
+            told = [delta.cached_tokens for delta in await collect(host, each)]
+            assert told == [32] + [0] * (len(told) - 1)
         await settle(host)
 
 

@@ -178,6 +178,7 @@ def _opener(
                 threads=threads,
                 layout=KvLayout(section.kv_layout),
                 closes_objects=section.closed_objects,
+                embeds=section.embeddings,
                 **_given(kv_tokens=blocks and blocks * block_tokens),
                 **bounds,
             )

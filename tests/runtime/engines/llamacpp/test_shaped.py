@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import openai
 import pytest
 import trio
@@ -18,7 +19,12 @@ from tests.runtime.engines.loop.hosting import collect, token_ids
 from tests.session import needs
 from trinamo import HttpService
 from trinamo.runtime.errors import ConfigError, EngineError, RequestError
-from trinamo.runtime.protocol.openai.generate import ChatMessage, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import (
+    ChatMessage,
+    FinishReason,
+    GenerateRequest,
+    Task,
+)
 
 needs.LLAMACPP.imported()
 from trinamo.runtime.engines.llamacpp.engine import open_llamacpp_engine  # noqa: E402
@@ -59,7 +65,7 @@ async def host() -> AsyncIterator[Any]:
     except ConfigError:
         needs.A_MODEL.lacking()
     async with open_llamacpp_engine(
-        model="SmolLM2", context_tokens_max=512, kv_tokens=1024, running_max=4
+        model="SmolLM2", context_tokens_max=512, kv_tokens=1024, running_max=4, embeds=True
     ) as opened:
         yield opened
 
@@ -193,3 +199,34 @@ def ask(port: int) -> None:
             model="SmolLM2", prompt="Bern", max_tokens=3, logprobs=2
         )
         assert len(completion.choices[0].logprobs.tokens) == 3  # type: ignore[union-attr, arg-type]
+
+
+async def test_embeddings_are_made_beside_answers_and_say_what_is_alike(host: Any) -> None:
+    """Each by itself, in chunks or whole, and the same every time; a long one holds up no answer."""
+    texts = [
+        "A cat sits on the mat.",
+        "A kitten lies on the rug.",
+        "Quarterly revenue rose by nine percent.",
+        "A cat sits on the mat. " * 40,
+    ]
+    found: dict[str, Any] = {}
+
+    async def embed(each: str) -> None:
+        asked = GenerateRequest(model="SmolLM2", prompt=each, task=Task.EMBED)
+        (delta,) = await collect(host, asked)
+        assert delta.prompt_tokens > 0
+        found[each] = np.frombuffer(delta.raw, "<f4")
+
+    whole = text(await collect(host, chat("Count to ten.")))
+    async with trio.open_nursery() as nursery:
+        for each in texts:
+            nursery.start_soon(embed, each)
+        assert text(await collect(host, chat("Count to ten."))) == whole
+    cat, kitten, revenue, _ = (found[each] for each in texts)
+    assert all(abs(np.linalg.norm(each) - 1) < 1e-5 for each in found.values())
+    assert cat @ kitten > cat @ revenue
+    await embed(texts[0])
+    assert np.allclose(found[texts[0]], cat, atol=1e-6)
+    too_long = GenerateRequest(model="SmolLM2", prompt="cat " * 600, task=Task.EMBED)
+    with pytest.raises(RequestError):
+        await collect(host, too_long)
