@@ -49,6 +49,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, prompt: int, cached: int, output: int) -> Self:
+        cached = min(cached, prompt)
         return cls(
             input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=output
         )
@@ -128,6 +129,9 @@ class MessagesAnswer:
     # --- in: deltas ---
 
     def add_event(self, delta: Delta) -> bytes:
+        if self._template is not None and self._parser is None and delta.finish_reason is None:
+            # Nearly all are: more of a text, and nothing else.
+            return self._template.render(delta.text) if delta.text else b""
         if self._events is None:
             self._events = []
             usage = MessageUsage.of(delta.prompt_tokens, delta.cached_tokens, 0)

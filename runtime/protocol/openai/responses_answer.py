@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import attrs
 import msgspec
+from msgspec import Raw
 
 from .answers import (
     ChatTokenLogprob,
@@ -170,19 +171,32 @@ class ResponsesAnswer:
         self._number = 0
         self._events: list[bytes] | None = None
         """Since the last ones were taken; None where nobody wants any."""
-        self._template: tuple[bytes, bytes] | None = None
+        self._template: tuple[bytes, bytes, list[str]] | None = None
         """An event of text that goes on with the item that grows: what stands before the text, and
-        between it and the event's number."""
+        between it and the event's number; and the texts so far."""
 
     # --- in: deltas ---
 
     def add_event(self, delta: Delta) -> bytes:
+        template, text = self._template, delta.text
+        is_text = bool(text) and delta.finish_reason is None and not delta.logprobs
+        if is_text and template is not None and self._parser is None and not self._held:
+            # Nearly all are so: more of a text, and nothing else.
+            return self._more(template, text)
         if self._events is None:
             self._events = []
-            self._say("response.created", response=self._response("in_progress"))
-            self._say("response.in_progress", response=self._response("in_progress"))
+            opened = Raw(_encode(self._response("in_progress")))
+            self._say("response.created", response=opened)
+            self._say("response.in_progress", response=opened)
         self.add_text(delta)
         return self._taken()
+
+    def _more(self, template: tuple[bytes, bytes, list[str]], text: str) -> bytes:
+        """The event of more text."""
+        head, tail, texts = template
+        texts.append(text)
+        self._number = number = self._number + 1
+        return head + _encode(text) + tail + b"%d}\n\n" % (number - 1)
 
     def add_text(self, delta: Delta) -> None:
         self._held += delta.logprobs
@@ -220,9 +234,8 @@ class ResponsesAnswer:
             logprobs = self._keep_logprobs(item)
             self._say_of_item(_DELTA, content_index=0, delta=text, logprobs=logprobs)
         else:
-            head, tail = self._template or self._make_template(item)
-            self._events.append(b"%b%b%b%d}\n\n" % (head, _encode(text), tail, self._number))
-            self._number += 1
+            self._events.append(self._more(self._template or self._make_template(item), text))
+            return
         item.texts.append(text)
 
     def _keep_logprobs(self, item: _Item) -> list[ChatTokenLogprob]:
@@ -338,7 +351,7 @@ class ResponsesAnswer:
         if self._item is not None:
             self._say(kind, item_id=self._item.id, output_index=len(self._output), **told)
 
-    def _make_template(self, item: _Item) -> tuple[bytes, bytes]:
+    def _make_template(self, item: _Item) -> tuple[bytes, bytes, list[str]]:
         event = {
             "type": _DELTA,
             "item_id": item.id,
@@ -350,7 +363,7 @@ class ResponsesAnswer:
         }
         data = encode_data(_encode(event), _DELTA.encode()).rstrip().removesuffix(_NUMBER)
         head, tail = data.split(_encode(TextTemplate.MARK))
-        self._template = head, tail
+        self._template = head, tail, item.texts
         return self._template
 
     def _taken(self) -> bytes:

@@ -39,6 +39,8 @@ def test_any_split_gives_the_text_up_to_the_first_stop(
     assert shown == until_stop(text, stop_strings)
     assert not any(stop in shown for stop in stop_strings)
     assert stream.is_stopped == any(stop in text for stop in stop_strings)
+    # What stopped it stands right behind what was shown.
+    assert text.startswith(shown + stream.stopped_by)
 
 
 @given(st.binary(max_size=20), st.lists(st.integers(0, 200), max_size=8))

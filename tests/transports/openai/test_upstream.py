@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.sse import parse_events
 from tests.transports.openai.fake import (
     HELLO,
     STREAM_HEAD,
@@ -54,6 +55,10 @@ async def test_the_body_reaches_the_upstream_as_the_client_wrote_it() -> None:
         ("/v1/embeddings", {"model": "m", "input": ["a", "b"], "encoding_format": "base64"}),
         ("/v1/responses", {"model": "m", "input": "hi", "store": False}),
         ("/v1/completions", {"model": "m", "prompt": "hi", "suffix": "!", "best_of": 2}),
+        ("/v1/messages", {"model": "m", "messages": [{"role": "x"}], "thinking": {"a": 1}}),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": [], "stream": True}),
+        ("/tokenize", {"model": "m", "prompt": "hi", "stream": True}),
+        ("/detokenize", {"model": "m", "tokens": [1]}),
     ],
 )
 async def test_other_endpoints_pass_as_well(path: str, body: dict[str, Any]) -> None:
@@ -64,6 +69,42 @@ async def test_other_endpoints_pass_as_well(path: str, body: dict[str, Any]) -> 
     assert (answer.status_code, answer.json()) == (200, said)
     (asked,) = fake.asked
     assert (asked.path, asked.json) == (path, body)
+
+
+def named(kind: str, **more: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n".encode()
+
+
+MESSAGE = (
+    named("message_start", message={"id": "msg_1", "usage": {"input_tokens": 5}})
+    + named("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"})
+    + named("ping")
+)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_messages_pass_event_by_event_up_to_their_own_end(is_whole: bool) -> None:
+    """One without `message_stop` was cut, and ends with an error as Anthropic's clients read it."""
+    end = named("message_delta", usage={"input_tokens": 5, "output_tokens": 3})
+    end += named("message_stop")
+
+    async def answer(_: Asked, stream: trio.SocketStream) -> None:
+        await stream.send_all(STREAM_HEAD + chunk(MESSAGE))
+        if is_whole:
+            await stream.send_all(chunk(end) + chunk(b""))
+        await stream.aclose()
+
+    async with open_fake(answer) as fake, open_cluster(fake.url) as front:
+        body = {"model": "m", "messages": [], "max_tokens": 9, "stream": True}
+        told = await front.client.post("/v1/messages", json=body)
+
+    assert told.content.startswith(MESSAGE)
+    rest = told.content.removeprefix(MESSAGE)
+    if is_whole:
+        assert rest == end
+    else:
+        (error,) = parse_events(rest)
+        assert (error.event, json.loads(error.data)["type"]) == ("error", "error")
 
 
 async def test_embeddings_are_never_streamed_whatever_the_body_says() -> None:

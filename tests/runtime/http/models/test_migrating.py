@@ -12,7 +12,9 @@ import httpx
 import pytest
 import trio
 
+from tests.dialects import messages, responses
 from tests.runtime.one_process import OneProcess, config, open_process, task_count, until_tasks
+from tests.sse import parse_events
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.loop.host import EngineHost
@@ -162,6 +164,40 @@ async def test_an_answer_is_the_same_wherever_it_is_cut(sampling: dict[str, Any]
                 # What may begin the stop string is held back, and comes in one piece with its end.
                 assert (house.cut.count > before) is (point <= text.index(stop))
         assert house.cut.count >= 2 * (TOKENS - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "body", "dialect"),
+    [
+        ("/v1/responses", {"input": "Say anything.", "max_output_tokens": TOKENS}, responses),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "Say anything."}], "max_tokens": TOKENS},
+            messages,
+        ),
+    ],
+    ids=["responses", "messages"],
+)
+async def test_an_answer_in_another_form_moves_like_any_other(
+    path: str, body: dict[str, Any], dialect: Any
+) -> None:
+    """Its events are legal and add up to the same, with the ids that it began with."""
+    async with open_house() as house:
+        told = []
+        for point in (0, 1, 9, TOKENS - 1):
+            house.cut.at = point
+            asked = {"model": "exact", "stream": True, "temperature": 0, **body}
+            answer = await house.client.post(path, json=asked)
+            events = [json.loads(event.data) for event in parse_events(answer.content)]
+            dialect.check_events(events)
+            whole = dialect.fold_events(events)
+            number = answer.headers["x-request-id"]
+            assert number in whole["id"]
+            content = json.dumps(whole.get("output") or whole["content"])
+            told.append((content.replace(number, ""), whole["usage"]["output_tokens"]))
+        assert told == [told[0]] * len(told)
+        assert house.cut.count == 3
 
 
 async def test_an_answer_without_a_seed_is_drawn_on_as_it_was_begun() -> None:
