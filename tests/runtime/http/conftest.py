@@ -59,5 +59,5 @@ async def serve(http_server: str, request: pytest.FixtureRequest) -> AsyncIterat
         assert running.service.admission.in_flight == 0
         assert running.engine.running == 0
         assert running.value("connections", kind="http") == 0
-        for endpoint in ("chat", "completions"):
+        for endpoint in ("chat", "completions", "responses", "messages", "embeddings"):
             assert running.value("requests_in_flight", model="local", endpoint=endpoint) == 0
