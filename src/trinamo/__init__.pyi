@@ -119,6 +119,7 @@ from .runtime.errors import (
     CompactedError as CompactedError,
     ConfigError as ConfigError,
     ConnectError as ConnectError,
+    ContextLengthError as ContextLengthError,
     ControlPlaneError as ControlPlaneError,
     CorruptedError as CorruptedError,
     DeadlineError as DeadlineError,
@@ -149,5 +150,6 @@ from .runtime.errors import (
     UnavailableError as UnavailableError,
     UnknownModelError as UnknownModelError,
     UnknownOutcomeError as UnknownOutcomeError,
+    UnsupportedEndpointError as UnsupportedEndpointError,
     UpstreamError as UpstreamError,
 )
