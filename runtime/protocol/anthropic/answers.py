@@ -77,10 +77,10 @@ class TokenCount(msgspec.Struct, frozen=True):
 class CountAnswer(Unstreamed):
     """The answer of `/v1/messages/count_tokens`: the usage of an answer without a token."""
 
-    def add_text(self, _: Delta) -> None:
+    def add_text(self, delta: Delta) -> None:
         """The tokens are counted, not kept."""
 
-    def to_body(self, usage: Usage, _: Sequence[Self] = ()) -> bytes:
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- as `AnswerFormat` has it
         return _encode(TokenCount(usage.prompt_tokens))
 
 

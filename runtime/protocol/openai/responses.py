@@ -151,7 +151,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         tools, names = tools_text(_nested_tools(self.tools))
         shared = SharedRequest(**{name: getattr(self, name) for name in SAMPLED})
-        more = sampling_of(shared, sampling) | {"json_schema": _schema_of(self.text)}
+        more = sampling_of(shared, sampling)
+        more["json_schema"] = _schema_of(self.text)
         return GenerateRequest(
             model=model,
             messages=_turns(self.instructions, self.input, context_tokens_max),

@@ -192,13 +192,13 @@ class Unstreamed:
     ends_itself: ClassVar = False
     keeps_text: ClassVar = False
 
-    def add_event(self, _: Delta) -> bytes:
+    def add_event(self, delta: Delta) -> bytes:  # noqa: ARG002 -- as `AnswerFormat` has it
         raise LocalProtocolError("this answer is not streamed")
 
-    def end_events(self, _: Usage) -> bytes:
+    def end_events(self, usage: Usage) -> bytes:  # noqa: ARG002 -- likewise
         raise LocalProtocolError("this answer is not streamed")
 
-    def error_events(self, _: int, __: ErrorDetail) -> bytes:
+    def error_events(self, status: int, error: ErrorDetail) -> bytes:  # noqa: ARG002 -- likewise
         raise LocalProtocolError("this answer is not streamed")
 
 
@@ -212,7 +212,7 @@ class TokensAnswer(Unstreamed):
     def add_text(self, delta: Delta) -> None:
         self._tokens += delta.prompt_token_ids
 
-    def to_body(self, _: Usage, __: Sequence[Self] = ()) -> bytes:
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- likewise
         return _encode(Tokens(len(self._tokens), self._context_tokens_max, self._tokens))
 
 
@@ -225,7 +225,7 @@ class TextAnswer(Unstreamed):
     def add_text(self, delta: Delta) -> None:
         self._texts.append(delta.text)
 
-    def to_body(self, _: Usage, __: Sequence[Self] = ()) -> bytes:
+    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- likewise
         return _encode(Detokenized("".join(self._texts)))
 
 
