@@ -16,6 +16,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "http_api",
         "fields",
         "upstreams",
+        "proxies",
         "dashboard",
         "tracing",
         "queues",

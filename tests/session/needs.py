@@ -31,6 +31,8 @@ class Need:
     remedy: str
     module: str = ""
     """What to import, if it is a package of Python."""
+    command: str = ""
+    """What to call, if it is a program; daemons are where only root looks."""
 
     @property
     def reason(self) -> str:
@@ -39,6 +41,10 @@ class Need:
     def unless(self, is_there: bool) -> pytest.MarkDecorator:
         """The mark of a test that is skipped unless `is_there`."""
         return pytest.mark.skipif(not is_there, reason=self.reason)
+
+    def is_command(self) -> bool:
+        """Whether its program is there."""
+        return shutil.which(self.command, path=f"{os.environ['PATH']}:/usr/sbin") is not None
 
     def lacking(self) -> NoReturn:
         """Skip the test that runs, or the module that is imported."""
@@ -71,6 +77,9 @@ LLAMACPP = Need("llama.cpp", "pip install -e '.[llamacpp]'", "cyllama")
 LLAMACPP_SERVER = Need("server of llama.cpp", "pip install -e '.[dev]'", "xllamacpp")
 ETCD3 = Need("etcd3", "pip install -e '.[dev]'", "etcd3")
 VULTURE = Need("vulture", "make lint", "vulture")
+NGINX = Need("nginx", _packages("nginx-light"), command="nginx")
+HAPROXY = Need("HAProxy", _packages("haproxy"), command="haproxy")
+CADDY = Need("Caddy", _packages("caddy"), command="caddy")
 PROMTOOL = Need("promtool", _packages("prometheus"))
 KUBECTL = Need("kubectl with kustomize 5", "install kubectl")
 A_MODEL = Need("language model", "make model")
