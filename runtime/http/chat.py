@@ -175,6 +175,7 @@ class Inference:
         self._manager.metrics.refused(self._endpoint.name, outcome)
         # Which model was asked for; of other refusals the access line has the sentence.
         why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
+        self._tell_exchange(post, status)
         post.leg.finish(outcome, **why)
         self._access.tell(
             post.exchange.method,
@@ -185,6 +186,15 @@ class Inference:
             is_success=False,
             error=error,
         )
+
+    def _tell_exchange(self, post: _Post, status: int) -> None:
+        """What a collector knows a request of HTTP by; nothing for one that goes to none."""
+        if post.trace.is_exported:
+            post.leg.tell(
+                method=post.exchange.method.decode("latin-1"),
+                path=self._endpoint.path,
+                status=status,
+            )
 
     async def _admit(self, post: _Post) -> None:
         """Look at the key, read the body, answer, and tell how it ended."""
@@ -209,6 +219,7 @@ class Inference:
             admission.arrived(ticket)
             post.leg.mark("body")
             record = await self._take_turns(post, body, ticket)
+        self._tell_exchange(post, exchange.status or CLIENT_GONE)
         post.leg.finish(record.outcome, model=record.model)
         first_token_at = record.first_token_at
         self._access.tell(
@@ -414,9 +425,7 @@ class Inference:
             else:
                 answer = partial(forward, generate, context, sink)
             await delivery.run(sink, answer)
-        if record.first_token_at is not None:
-            post.leg.mark("first_token", record.first_token_at)
-        post.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
+        _tell_answer(post, parsed, record)
         self._manager.env.note("http.answered", id=post.id, outcome=record.outcome)
         return record
 
@@ -438,3 +447,22 @@ class Inference:
                 is_streamed=parsed.is_streamed,
             )
         return (EventSink if parsed.is_streamed else BodySink)(to, partial(make_form, 0))
+
+
+def _tell_answer(post: _Post, parsed: Parsed, record: RequestRecord) -> None:
+    """What is known of an answer; a collector is told more, in numbers and names of ours alone."""
+    if record.first_token_at is not None:
+        post.leg.mark("first_token", record.first_token_at)
+    post.leg.tell(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
+    if not post.trace.is_exported:
+        return
+    generate = parsed.choices[0]
+    if generate.passed is None:
+        post.leg.tell(temperature=generate.temperature, top_p=generate.top_p)
+        if generate.max_tokens is not None:
+            post.leg.tell(max_tokens=generate.max_tokens)
+    post.leg.tell(
+        asked_model=parsed.asked,
+        cached_tokens=record.cached_tokens,
+        finish_reasons=",".join(record.finish_reasons),
+    )

@@ -71,6 +71,10 @@ class ChoicesSink(AnswerSink):
         self._size -= size
         self._record.output_tokens -= tokens
 
+    def ended(self, reason: str) -> None:
+        """A choice is whole."""
+        self._record.finish_reasons.append(reason)
+
     def count_prompts(self) -> None:
         """A choice tells how many tokens its prompt has."""
         told = self._first_ones
@@ -132,11 +136,11 @@ class ChoiceSink(Sink[Delta]):
             self._size + size,
         )
         self._to.come(tokens, len(items), size)
-        was_complete = self.is_complete
-        self.is_complete |= any(delta.finish_reason is not None for delta in items)
+        reasons = [delta.finish_reason for delta in items if delta.finish_reason is not None]
         data = b"".join(events)
-        if self.is_complete and not was_complete:
-            self._last = data
+        if reasons and not self.is_complete:
+            self.is_complete, self._last = True, data
+            self._to.ended(reasons[0])
             return True
         self._last = b""
         return self._to.write(data)

@@ -150,6 +150,7 @@ class RequestRecord:
         "detail",
         "endpoint",
         "fault",
+        "finish_reasons",
         "first_token_at",
         "model",
         "outcome",
@@ -172,6 +173,8 @@ class RequestRecord:
         self.fault: BaseException | None = None
         """What of it is ours to mend."""
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.finish_reasons: list[str] = []
+        """Of each choice that is whole, in the order in which they ended."""
         self.series = metrics.series(model, endpoint)
 
     def __enter__(self) -> Self:

@@ -102,6 +102,7 @@ class AnswerSink(Sink[Delta], ABC):
 
     def restart(self) -> None:
         self._record.output_tokens, self._is_complete = 0, False
+        self._record.finish_reasons.clear()
         self._left, self._size = self._to.count_max, 0
 
     def _bound(self, count: int, size: int = 0) -> None:
@@ -123,6 +124,7 @@ class AnswerSink(Sink[Delta], ABC):
             self._record.prompt(delta.prompt_tokens, delta.cached_tokens)
         if delta.finish_reason is not None:
             self._is_complete = True
+            self._record.finish_reasons.append(delta.finish_reason)
 
     @property
     def _usage(self) -> Usage:

@@ -116,6 +116,11 @@ class SpanTrace(RequestTrace):
         self.traceparent = self.parent_of(parent.span_id)
         """Of the request's span in this process, once there is one."""
 
+    @property
+    def is_exported(self) -> bool:
+        """Whether it is sampled."""
+        return self.parent.is_sampled
+
     def parent_of(self, span_id: int) -> str:
         """What travels to whoever works for that span; empty before there is any."""
         if not span_id:

@@ -92,6 +92,11 @@ class RequestTrace:
         self.legs_left_out = 0
 
     @property
+    def is_exported(self) -> bool:
+        """Whether its legs go to a collector, for which more of them is told."""
+        return False
+
+    @property
     def is_good(self) -> bool:
         """Whether it is over, and ended as it should: the first leg is that of the whole."""
         return bool(self.legs) and self.legs[0].facts.get("outcome") in GOOD_OUTCOMES

@@ -16,10 +16,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROMPT = ("abcdefgh " * 40)[:200]
+SERVER = "POST /v1/chat/completions"
 LEGS = {
-    "decode_first": {"http", "attempt", "worker", "remote_prefill", "queue", "job", "prefill"}
+    "decode_first": {SERVER, "attempt", "worker", "remote_prefill", "queue", "job", "prefill"}
     | {"transfer", "reservation", "engine"},
-    "prefill_first": {"http", "attempt", "worker", "remote_prefill", "prefill", "transfer"}
+    "prefill_first": {SERVER, "attempt", "worker", "remote_prefill", "prefill", "transfer"}
     | {"reservation", "engine"},
 }
 
@@ -62,8 +63,13 @@ async def test_one_trace_crosses_frontend_queue_prefill_transfer_and_decode(
             above, steps = parents[above], steps + 1
             assert steps <= len(spans)
     where = {span.name: span.process["service.instance.id"] for span in spans}
-    assert len({where["http"], where["reservation"], where["prefill"]}) == 3
+    assert len({where[SERVER], where["reservation"], where["prefill"]}) == 3
     assert len(spans) == len(parents)
+    (server,) = (span.facts for span in spans if span.name == SERVER)
+    assert server["http.response.status_code"] == 200
+    assert server["gen_ai.request.model"] == server["gen_ai.response.model"] == "exact"
+    assert server["gen_ai.usage.output_tokens"] == answer.json()["usage"]["completion_tokens"]
+    assert not any("abcdefgh" in str(value) for value in server.values())
     assert not any(span.is_error for span in spans)
 
 

@@ -180,7 +180,7 @@ def test_a_proxy_passes_events_one_by_one_and_a_client_s_going(
     """Each word is let out once the one before it has come: a lump would wait for ever."""
     number = 100 * (1 + PROXIES.index(proxy))
     with proxied(proxy, site, tmp_path) as connect, connect() as client:
-        asked = {"extensions": {"sni_hostname": HOST}}
+        asked: dict[str, Any] = {"extensions": {"sni_hostname": HOST}}
         refused = client.get("/v1/models", **asked)
         assert refused.json()["error"]["code"] == "invalid_api_key"
         assert client.get("/v1/models", headers=bearer(), **asked).status_code == 200

@@ -9,9 +9,9 @@ waits for a collector but the end of the process, and that not for long.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
 import trio
@@ -48,6 +48,31 @@ _KINDS: Final = {
 _CODES: Final = {name: kind.value + 1 for name, kind in _KINDS.items()}
 _INTERNAL: Final = SpanKind.INTERNAL.value + 1
 _GOOD: Final = ("success", "adopted", "done")
+_SERVER: Final = "http"
+"""The leg that has names by OpenTelemetry's conventions, for HTTP servers and generative AI, too."""
+_CONVENTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "method": ("http.request.method",),
+    "path": ("http.route", "url.path"),
+    "status": ("http.response.status_code",),
+    "asked_model": ("gen_ai.request.model",),
+    "max_tokens": ("gen_ai.request.max_tokens",),
+    "temperature": ("gen_ai.request.temperature",),
+    "top_p": ("gen_ai.request.top_p",),
+    "model": ("gen_ai.response.model",),
+    "finish_reasons": ("gen_ai.response.finish_reasons",),
+    "prompt_tokens": ("gen_ai.usage.input_tokens",),
+    "output_tokens": ("gen_ai.usage.output_tokens",),
+    "cached_tokens": ("gen_ai.usage.cache_read.input_tokens",),
+}
+"""Of its facts."""
+_OPERATIONS: Final = {
+    **dict.fromkeys(("chat", "responses", "messages"), "chat"),
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+"""By its endpoint."""
+_LISTS: Final = ("gen_ai.response.finish_reasons",)
+Told: TypeAlias = str | int | float | tuple[str, ...]
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -82,14 +107,11 @@ class SpanEncoder:
         if span.parent_id:
             parent = SpanContext(span.trace_id, span.parent_id, is_remote=False)
         return ReadableSpan(
-            name=span.name,
+            name=_name(span),
             context=SpanContext(span.trace_id, span.span_id, is_remote=False, trace_flags=_SAMPLED),
             parent=parent,
             resource=self._resource,
-            attributes={
-                "trinamo.request_id": span.request_id,
-                **{f"trinamo.{name}": value for name, value in span.facts.items()},
-            },
+            attributes=dict(_attributes(span)),
             events=[Event(name, timestamp=int(at * _NS)) for name, at in span.marks],
             kind=_KINDS.get(span.name, SpanKind.INTERNAL),
             status=Status(StatusCode.UNSET)
@@ -101,12 +123,40 @@ class SpanEncoder:
         )
 
 
+def _name(span: Span) -> str:
+    """As the leg is called; a request of HTTP by its method and route."""
+    if "path" in span.facts:
+        return f"{span.facts['method']} {span.facts['path']}"
+    return span.name
+
+
+def _attributes(span: Span) -> Iterator[tuple[str, Told]]:
+    """Names of our own, and those that other people's dashboards look for."""
+    yield "trinamo.request_id", span.request_id
+    for name, value in span.facts.items():
+        yield f"trinamo.{name}", value
+    if span.name != _SERVER:
+        return
+    yield "trinamo.leg", span.name
+    yield "gen_ai.provider.name", "trinamo"
+    operation = _OPERATIONS.get(str(span.facts.get("endpoint")))
+    if operation is not None:
+        yield "gen_ai.operation.name", operation
+    for name, keys in _CONVENTIONS.items():
+        value = span.facts.get(name, "")
+        for key in keys if value != "" else ():
+            yield key, tuple(str(value).split(",")) if key in _LISTS else value
+    outcome = span.facts.get("outcome", "success")
+    if outcome not in _GOOD:
+        yield "error.type", outcome
+
+
 def _write(span: Span, told: otlp.Span) -> None:
     told.trace_id = span.trace_id.to_bytes(16, "big")
     told.span_id = span.span_id.to_bytes(8, "big")
     if span.parent_id:
         told.parent_span_id = span.parent_id.to_bytes(8, "big")
-    told.name = span.name
+    told.name = _name(span)
     told.kind = _CODES.get(span.name, _INTERNAL)  # type: ignore[assignment]
     told.start_time_unix_nano = int(span.start * _NS)
     told.end_time_unix_nano = int(span.end * _NS)
@@ -118,18 +168,18 @@ def _write(span: Span, told: otlp.Span) -> None:
         told.status.code = otlp.Status.STATUS_CODE_ERROR
         told.status.message = str(outcome)
     add = told.attributes.add
-    fact = add()
-    fact.key = "trinamo.request_id"
-    fact.value.string_value = span.request_id
-    for name, value in span.facts.items():
+    for key, value in _attributes(span):
         fact = add()
-        fact.key = f"trinamo.{name}"
+        fact.key = key
         if isinstance(value, str):
             fact.value.string_value = value
         elif isinstance(value, int):
             fact.value.int_value = min(max(value, -_INT64_MAX), _INT64_MAX)
-        else:
+        elif isinstance(value, float):
             fact.value.double_value = value
+        else:
+            for each in value:
+                fact.value.array_value.values.add(string_value=each)
     for name, at in span.marks:
         told.events.add(name=name, time_unix_nano=int(at * _NS))
 

@@ -85,7 +85,8 @@ with tried("a tool's result"):
     assert client.messages.create(**{**STEADY, "messages": turns}, tools=[TOOL]).content
 with tried("count_tokens"):
     counted = client.messages.count_tokens(model=MODEL, messages=SHORT)
-    assert counted.input_tokens == whole.usage.input_tokens
+    cached = whole.usage.cache_read_input_tokens or 0
+    assert counted.input_tokens == whole.usage.input_tokens + cached
 with tried("a model that is not there"):
     must_raise(anthropic.NotFoundError, client.messages.create, **{**STEADY, "model": "none"})
 with tried("a prompt that is too long"):
