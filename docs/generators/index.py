@@ -17,6 +17,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "fields",
         "upstreams",
         "proxies",
+        "clients",
         "dashboard",
         "tracing",
         "queues",
