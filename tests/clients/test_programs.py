@@ -26,7 +26,7 @@ Running: TypeAlias = Mapping[Program, "Future[list[Outcome]]"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    programs = chosen(is_long=metafunc.config.getoption("--all"))
+    programs = chosen(is_long=bool(metafunc.config.getoption("--all")))
     metafunc.parametrize("program", programs, ids=lambda program: program.name)
 
 
