@@ -24,7 +24,12 @@ from trinamo.runtime.engines.llamacpp.model_file import cache_folder
 
 PINS: Final = Path(__file__).with_name("pins")
 SCRIPTS: Final = Path(__file__).with_name("scripts")
-INSTALL_TIMEOUT_S: Final = 480.0
+INSTALL_TIMEOUT_S: Final = 1200.0
+"""Of one environment. It takes one minute or two where the index is near."""
+
+
+class InstallError(Exception):
+    """An environment cannot be made: an index is away, or lacks a version."""
 
 
 @attrs.frozen
@@ -59,8 +64,15 @@ class Environment:
         )
         return pins[package]
 
+    @property
+    def is_made(self) -> bool:
+        return (self.folder / "made").exists()
+
     def make(self) -> None:
-        """Install it unless it is there; another process that does so is waited for."""
+        """Install it unless it is there; another process that does so is waited for.
+
+        Raises `InstallError`.
+        """
         made = self.folder / "made"
         with _locked(self.folder.with_name(f"{self.name}.lock")):
             if made.exists():
@@ -113,7 +125,7 @@ def _run(command: Sequence[str], folder: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
+        raise InstallError(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.places import Place, cluster
 from tests.clients.page import write_page
 from tests.clients.programs import Outcome, Program, chosen, install
-from tests.session.needs import A_MODEL
+from tests.session.needs import A_MODEL, NPM
 from trinamo.runtime.engines.llamacpp.model_file import missing_model
 
 pytestmark = [
@@ -51,6 +51,7 @@ def running(
         asked = {
             each: pool.submit(each.run, server.url, root / f"program{number}")
             for number, each in enumerate(asked_for)
+            if each.environment.is_made
         }
         yield asked
         if request.config.getoption("--all"):
@@ -58,6 +59,8 @@ def running(
 
 
 def test_it_works_unpatched(program: Program, running: Running) -> None:
+    if program not in running:
+        NPM.lacking()
     outcomes = running[program].result()
 
     assert outcomes
