@@ -38,7 +38,7 @@ from ..errors import (
     UpstreamError,
 )
 from ..nurseries import single
-from ..protocol.anthropic.errors import ERROR_EVENT, error_body as messages_error_body
+from ..protocol.anthropic.answers import ERROR_EVENT, error_body as messages_error_body
 from ..protocol.openai.answers import DONE, ErrorDetail, encode_data, error_body
 from ..protocol.openai.http_head import HeadFault
 

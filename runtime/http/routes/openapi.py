@@ -17,8 +17,7 @@ import attrs
 import msgspec
 from msgspec import Raw
 
-from ...protocol.anthropic.answers import MessageAnswer, TokenCount
-from ...protocol.anthropic.errors import MessagesError
+from ...protocol.anthropic.answers import MessageAnswer, MessagesError, TokenCount
 from ...protocol.anthropic.messages import CountTokensRequest, MessagesRequest
 from ...protocol.openai.answers import (
     ChatChunk,

@@ -1,7 +1,7 @@
 """The answers of `/v1/messages`: blocks of content, and the events that tell how they grow. Sans-IO.
 
 The text of an answer is one block, and each use of a tool another. A stream that is whole ends with
-`message_stop`, and any other with `error`.
+`message_stop`, and any other with `error`: https://docs.anthropic.com/en/api/errors
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ from ..openai.answers import ErrorDetail, TextTemplate, Usage, encode_data
 from ..openai.generate import Delta, FinishReason
 from ..openai.tasks import Unstreamed
 from ..openai.tool_calls import CallPiece, ToolCallParser
-from .errors import ERROR_EVENT, error_body
 
 _encode = msgspec.json.Encoder().encode
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 _DELTA: Final = "content_block_delta"
+ERROR_EVENT: Final = b"error"
+"""The name of the event that tells of one in a stream."""
+_SERVERS: Final = 500
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -249,3 +260,24 @@ class MessagesAnswer:
 def _usage(usage: Usage) -> MessageUsage:
     cached = usage.prompt_tokens_details.cached_tokens
     return MessageUsage.of(usage.prompt_tokens, cached, usage.completion_tokens)
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The body of an answer of `/v1/messages` that is an error, and the last event of a broken stream."""
+
+    error: MessagesErrorDetail
+    request_id: str
+
+
+def error_body(status: int, error: ErrorDetail, request_id: str) -> bytes:
+    """An error with `status` as JSON; which parameter is wrong, its message says."""
+    kind = _TYPES.get(status, "api_error" if status >= _SERVERS else "invalid_request_error")
+    return _encode(MessagesError(MessagesErrorDetail(kind, error.message), request_id))
