@@ -421,9 +421,9 @@ def check_told_fits(count: int, prompt_tokens: int) -> None:
     told = prompt_tokens * (count + 1)
     if told > PROMPT_LOGPROBS_MAX:
         raise RequestError(
-            f"'prompt_logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
+            f"'logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
             f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
-            param="prompt_logprobs",
+            param="logprobs",
         )
 
 

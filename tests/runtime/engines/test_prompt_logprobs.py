@@ -111,7 +111,7 @@ async def test_more_than_can_be_told_is_refused(monkeypatch: pytest.MonkeyPatch)
         assert await prompt_told(host, prompt_logprobs=2)
         with pytest.raises(RequestError, match="ask for fewer") as refused:
             await prompt_told(host, prompt_logprobs=3)
-    assert refused.value.param == "prompt_logprobs"
+    assert refused.value.param == "logprobs"
 
 
 async def test_tokens_are_told_of_a_prompt_and_of_a_chat_without_a_step() -> None:
