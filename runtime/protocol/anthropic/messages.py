@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Raw
-from typing_extensions import Buffer
 
 from ...errors import RequestError
 from ..openai.fields import COUNT_FIELDS, MESSAGES_FIELDS, BodyDecoder
@@ -35,7 +34,6 @@ from ..openai.requests import (
     CONTEXT_TOKENS_MAX,
     NO_DEFAULTS,
     SharedRequest,
-    Tell,
     fitting_turns,
     sampling_of,
     stop_strings,
@@ -201,18 +199,8 @@ class CountTokensRequest(_Turned, frozen=True, kw_only=True):
         return GenerateRequest(task=Task.TOKENIZE, **self._asked(model, context_tokens_max))
 
 
-_messages_request_decoder = BodyDecoder(MessagesRequest, MESSAGES_FIELDS)
-_count_request_decoder = BodyDecoder(CountTokensRequest, COUNT_FIELDS)
-
-
-def decode_messages_request(body: Buffer, tell: Tell | None = None) -> MessagesRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _messages_request_decoder.decode(body, tell)
-
-
-def decode_count_request(body: Buffer, tell: Tell | None = None) -> CountTokensRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _count_request_decoder.decode(body, tell)
+decode_messages_request: Final = BodyDecoder(MessagesRequest, MESSAGES_FIELDS).decode
+decode_count_request: Final = BodyDecoder(CountTokensRequest, COUNT_FIELDS).decode
 
 
 # --- the turns -------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
-from typing_extensions import Buffer
 
 from ...errors import ContextLengthError, RequestError
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, FORMS, BodyDecoder, UnknownFields
@@ -442,8 +441,8 @@ def _refuse_shared(request: SharedRequest) -> None:
 
 
 _LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")
-_chat_decoder = BodyDecoder(ChatCompletionRequest, CHAT_FIELDS)
-_completion_decoder = BodyDecoder(CompletionRequest, COMPLETION_FIELDS)
+decode_chat_request: Final = BodyDecoder(ChatCompletionRequest, CHAT_FIELDS).decode
+decode_completion_request: Final = BodyDecoder(CompletionRequest, COMPLETION_FIELDS).decode
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])
@@ -455,16 +454,6 @@ _Prompts: Any = msgspec.defstruct(
     frozen=True,
 )
 _prompts_decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(_Prompts)
-
-
-def decode_chat_request(body: Buffer, tell: Tell | None = None) -> ChatCompletionRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _chat_decoder.decode(body, tell)
-
-
-def decode_completion_request(body: Buffer, tell: Tell | None = None) -> CompletionRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _completion_decoder.decode(body, tell)
 
 
 # --- the messages of a chat, and the turns that they are to an engine -------------------------

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Raw
-from typing_extensions import Buffer
 
 from ...errors import RequestError
 from .fields import RESPONSES_FIELDS, SAMPLED, BodyDecoder
@@ -40,7 +39,6 @@ from .requests import (
     ROLES,
     Int64,
     SharedRequest,
-    Tell,
     fitting_turns,
     sampling_of,
 )
@@ -215,12 +213,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         return decode_part(_metadata_decoder, self.metadata, "metadata")
 
 
-_decoder = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS)
-
-
-def decode_responses_request(body: Buffer, tell: Tell | None = None) -> ResponsesRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _decoder.decode(body, tell)
+decode_responses_request: Final = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS).decode
 
 
 # --- the turns -------------------------------------------------------------------------------

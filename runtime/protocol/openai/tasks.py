@@ -7,19 +7,18 @@ a task, whose answer is one delta and never a stream.
 from __future__ import annotations
 
 import base64
-from array import array
+import struct
 from collections.abc import Sequence
 from typing import ClassVar, Final, Literal, Self
 
 import msgspec
 from msgspec import Raw
-from typing_extensions import Buffer
 
 from ...errors import LocalProtocolError, RequestError
 from .answers import ErrorDetail, Usage
 from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
 from .generate import Delta, GenerateRequest, SamplingDefaults, Task
-from .requests import CONTEXT_TOKENS_MAX, NO_DEFAULTS, Tell, all_prompts, one_prompt, turns_of
+from .requests import CONTEXT_TOKENS_MAX, NO_DEFAULTS, all_prompts, one_prompt, turns_of
 from .shaping import ABSENT, is_absent, tools_text
 
 _encode = msgspec.json.Encoder().encode
@@ -126,24 +125,9 @@ class EmbeddingsRequest(_TaskRequest, frozen=True, kw_only=True):
         ]
 
 
-_tokenize_decoder = BodyDecoder(TokenizeRequest, TOKENIZE_FIELDS)
-_detokenize_decoder = BodyDecoder(DetokenizeRequest, DETOKENIZE_FIELDS)
-_embeddings_decoder = BodyDecoder(EmbeddingsRequest, EMBEDDINGS_FIELDS)
-
-
-def decode_tokenize_request(body: Buffer, tell: Tell | None = None) -> TokenizeRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _tokenize_decoder.decode(body, tell)
-
-
-def decode_detokenize_request(body: Buffer, tell: Tell | None = None) -> DetokenizeRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _detokenize_decoder.decode(body, tell)
-
-
-def decode_embeddings_request(body: Buffer, tell: Tell | None = None) -> EmbeddingsRequest:
-    """The request in `body`; raises `RequestError` naming the parameter that is wrong."""
-    return _embeddings_decoder.decode(body, tell)
+decode_tokenize_request: Final = BodyDecoder(TokenizeRequest, TOKENIZE_FIELDS).decode
+decode_detokenize_request: Final = BodyDecoder(DetokenizeRequest, DETOKENIZE_FIELDS).decode
+decode_embeddings_request: Final = BodyDecoder(EmbeddingsRequest, EMBEDDINGS_FIELDS).decode
 
 
 # --- answers ---------------------------------------------------------------------------------
@@ -241,11 +225,12 @@ class EmbeddingAnswer(Unstreamed):
 
     def told(self) -> Embedding:
         """It, as the client wants it; raises `LocalProtocolError` if it is none."""
-        if len(self._raw) % _FLOAT_BYTES:
+        count, rest = divmod(len(self._raw), _FLOAT_BYTES)
+        if rest:
             raise LocalProtocolError("an embedding that is no row of float32")
         if self._is_base64:
             return Embedding(index=self._index, embedding=base64.b64encode(self._raw).decode())
-        return Embedding(index=self._index, embedding=array("f", self._raw).tolist())
+        return Embedding(index=self._index, embedding=list(struct.unpack(f"<{count}f", self._raw)))
 
     def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:
         return _encode(
