@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,6 +88,8 @@ class World(Machines):
         """The first host whose main function raised, and what."""
         self.never_struck: list[tuple[float, str, tuple[Any, ...]]] = []
         """Faults that were planned for a time after the end: when, which, with what arguments."""
+        self.until_end = ExitStack()
+        """Left when the run is over and its tasks are unwound, before the real names are back."""
         self.on_start: list[Callable[[], None]] = []
         """Called inside the run before anything else, such as: install the network."""
         self.on_end: list[Callable[[Host], None]] = []
@@ -132,6 +135,7 @@ class World(Machines):
                 on_escape=self._fail,
             ),
             breakable(lambda: self._running_loop, self._fail),
+            self.until_end,
         ):
             trio.run(self._shell, main, clock=self)
         if self.error is not None:
