@@ -11,7 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+_BROUGHT_BY: Final = {
+    "asyncio": ("trio_asyncio",),
+    "cluster": (
+        *("google", "grpc", "h2", "httptools", "hypercorn", "nats", "numpy"),
+        *("prometheus_client", "starlette", "yaml"),
+    ),
+    "llamacpp": ("cyllama", "jinja2", "llguidance"),
+    "sim": ("httpx",),
+    "testing": ("hypothesis",),
+}
+"""The modules that only an extra of the distribution brings."""
+
+
+def extra_wanted(error: BaseException) -> str | None:
+    """What to install if a module is not there because its extra is not; None for another error."""
+    name = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
+    top = name.partition(".")[0]
+    for extra, modules in _BROUGHT_BY.items():
+        if top in modules:
+            return f"this needs the extra {extra}; pip install 'trinamo[{extra}]'"
+    return None
 
 
 class TrinamoError(Exception):

@@ -33,7 +33,14 @@ def __getattr__(name: str) -> object:
     home = _homes().get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home, __name__), name)
+    try:
+        value = globals()[name] = getattr(import_module(home, __name__), name)
+    except ModuleNotFoundError as error:
+        from .runtime.errors import extra_wanted  # noqa: PLC0415 -- imports what it must only
+
+        if wanted := extra_wanted(error):
+            error.add_note(wanted)
+        raise
     return value
 
 

@@ -21,14 +21,6 @@ EXIT_DEGRADED: Final = 3
 EXIT_HURRIED: Final = 130
 """What shells expect of a process that Ctrl-C ended."""
 
-_EXTRAS: Final = {
-    "httpx": "sim",
-    "cyllama": "llamacpp",
-    "jinja2": "llamacpp",
-    "llguidance": "llamacpp",
-}
-"""Modules that only an extra brings."""
-
 _tracebacks = False
 
 
@@ -40,13 +32,12 @@ def show_tracebacks(wanted: bool) -> None:
 
 def report(error: BaseException) -> int:
     """Say what went wrong on standard error; returns the exit code."""
-    from trinamo.runtime.errors import ConfigError, TrinamoError
+    from trinamo.runtime.errors import ConfigError, TrinamoError, extra_wanted
 
     found = list(leaves(error))
-    name = found[0].name if isinstance(found[0], ModuleNotFoundError) else None
-    extra = _EXTRAS.get((name or "").partition(".")[0])
-    if extra is not None and not _tracebacks:
-        sys.stderr.write(f"trinamo: this needs the extra {extra}; pip install 'trinamo[{extra}]'\n")
+    wanted = extra_wanted(found[0])
+    if wanted is not None and not _tracebacks:
+        sys.stderr.write(f"trinamo: {wanted}\n")
         return EXIT_CONFIG
     expected = [each for each in found if isinstance(each, (TrinamoError, OSError))]
     if _tracebacks or len(expected) < len(found):

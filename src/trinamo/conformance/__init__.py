@@ -10,7 +10,7 @@ opens planes over one store or broker, each as of a process of its own.
         def open_plane(self, tmp_path):
             return partial(open_my_control_plane, tmp_path / "store")
 
-It needs pytest and pytest-trio (`trinamo[testing]`), and no mode of theirs. Our own transports are held to
+It needs pytest and pytest-trio (`trinamo[cluster,testing]`), and no mode of theirs. Our own transports are held to
 these very classes; `docs/write_a_transport.md` builds a transport by them. Breaking connections and servers
 is each transport's own to test: no two break alike.
 """

@@ -86,7 +86,7 @@ def _packages(target: Target) -> Iterator[Finding]:
     else:
         text = f"{text}; 3.11 to 3.13 is needed"
         yield Finding("Python", FindingVerdict.MISSING, text, "make up")
-    by_extra: dict[str, list[str]] = {"": [], "embedded": [], "llamacpp": []}
+    by_extra: dict[str, list[str]] = {"": [], "cluster": [], "embedded": [], "llamacpp": []}
     try:
         lines = requires("trinamo") or []
         text = f"{version('trinamo')} with "
@@ -113,6 +113,7 @@ def _packages(target: Target) -> Iterator[Finding]:
         yield Finding("trinamo", FindingVerdict.GOOD, text + there)
     section = target.config.control_plane
     needs = {
+        "cluster": True,
         # `trinamo up` would start servers of its own with this configuration.
         "embedded": target.run is not None
         or (section.backend == "etcd" and section.embedded is not False and not target.is_named),
