@@ -8,7 +8,7 @@ FROM python:3.12-slim AS build
 WORKDIR /source
 COPY . .
 # An engine that runs a model needs an extra: --build-arg EXTRAS="[llamacpp]"
-ARG EXTRAS=""
+ARG EXTRAS="[cluster]"
 RUN python -m venv /opt/trinamo \
     && /opt/trinamo/bin/pip install --no-cache-dir ".${EXTRAS}"
 
