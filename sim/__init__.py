@@ -25,6 +25,8 @@ Nothing of these knows the cluster. Whole clusters are played by `scenario/run.p
 (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by `checks/`.
 """
 
+from trinamo.points import barrier, note, reached, sometimes
+
 from .checkers import Checker, Delivery, Linearizability, Operation, register
 from .core.choices import (
     Choice,
@@ -105,13 +107,17 @@ __all__ = [
     "WallClock",
     "World",
     "arm",
+    "barrier",
     "check_trio",
     "diff",
     "examine",
     "first_difference",
     "heal_core",
+    "note",
     "own_scenario",
     "page_of",
+    "reached",
     "register",
     "search",
+    "sometimes",
 ]

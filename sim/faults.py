@@ -35,7 +35,10 @@ class Fault(TypedDict):
 
     do: str
     """One of `ON_HOSTS` or `ON_LINKS`."""
-    host: str
+    host: NotRequired[str]
+    """Whom it strikes; left out with `on`."""
+    on: NotRequired[Literal["note"]]
+    """It strikes the host that makes the note of `after_note`."""
     at_s: float
     """Virtual seconds since the run began; with `after_note`, since that note."""
     to: NotRequired[str]
@@ -60,36 +63,45 @@ def arm(
     `world.untested`. Raises `ValueError` for a fault that no such plan can have.
     """
     for fault in faults:
-        do = fault["do"]
+        do, note, on = fault["do"], fault.get("after_note", ""), fault.get("on")
         if do not in (*ON_HOSTS, *ON_LINKS):
             raise ValueError(
                 f"no such fault: {do!r}; there are {', '.join((*ON_HOSTS, *ON_LINKS))}"
             )
         if do in ON_LINKS and not fault.get("to"):
             raise ValueError(f"a {do} needs the other end of its link, as `to`")
+        if ("host" in fault) == (on is not None) or (on and not note):
+            raise ValueError(
+                f'a {do} strikes its `host`, or with `after_note` and on="note" its maker'
+            )
+        named = [] if on else [fault["host"]]
         strike = partial(_strike, world, network, fault, boot)
-        note = fault.get("after_note", "")
         if note:
             kind, _, number = note.partition("#")
-            name = f"the fault {do} {fault['host']}"
-            world.after_note(kind, int(number or 1), strike, delay_s=fault["at_s"], name=name)
+            name = f"the fault {do} {fault.get('host', 'of the host that made a note')}"
+            nth, delay_s = int(number or 1), fault["at_s"]
+            world.after_note(kind, nth, strike, *named, delay_s=delay_s, name=name, on=on)
         else:
-            world.at(fault["at_s"], strike)
+            world.at(fault["at_s"], strike, *named)
 
 
 def _strike(
-    world: World, network: Network, fault: Fault, boot: Callable[[str], object] | None
+    world: World,
+    network: Network,
+    fault: Fault,
+    boot: Callable[[str], object] | None,
+    host: str,
 ) -> None:
-    host, other = fault["host"], fault.get("to", "")
-    world.note("fault", do=fault["do"], on=host, to=other)
-    undo = effect(world, network, fault["do"], host, other, hosts=world.host_names, boot=boot)
+    do, other = fault["do"], fault.get("to", "")
+    world.note("fault", do=do, on=host, to=other)
+    undo = effect(world, network, do, host, other, hosts=world.host_names, boot=boot)
     for_s = fault.get("for_s", math.inf)
     if undo is not None and for_s != math.inf:
-        world.after(for_s, _undo, world, fault, undo)
+        world.after(for_s, _undo, world, do, host, undo)
 
 
-def _undo(world: World, fault: Fault, undo: Callable[[], object]) -> None:
-    world.note("fault.over", do=fault["do"], on=fault["host"])
+def _undo(world: World, do: str, host: str, undo: Callable[[], object]) -> None:
+    world.note("fault.over", do=do, on=host)
     undo()
 
 

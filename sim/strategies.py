@@ -96,7 +96,7 @@ def fault_plans(
     """Plans of at most `size_max` faults for `faults.arm`, on these hosts and the links between them.
 
     Each strikes before `until_s`, or within 10 ms of one of the first eight notes of a kind among
-    `notes`, and lasts at most `lasts_s_max`. They shrink to fewer, earlier, shorter faults on the
+    `notes` (then maybe the host that made the note), and lasts at most `lasts_s_max`. They shrink to fewer, earlier, shorter faults on the
     first of the hosts.
     """
     names = list(hosts)
@@ -117,6 +117,9 @@ def fault_plans(
         if is_tied:
             kind, nth = draw(st.sampled_from(notes)), draw(st.integers(1, 8))
             fault["after_note"] = f"{kind}#{nth}"
+            if draw(st.booleans()):
+                del fault["host"]
+                fault["on"] = "note"
         fault["at_s"] = draw(_milliseconds(0, 0.01 if "after_note" in fault else until_s))
         return fault
 

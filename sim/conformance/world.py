@@ -113,13 +113,13 @@ class LoopbackWorld(World):
     # --- what happened ---------------------------------------------------------------------
 
     @override
-    def add_row(self, kind: str, **fields: Any) -> None:
+    def add_row(self, kind: str, /, **fields: Any) -> None:
         incarnation = CURRENT.get()
         host = DRIVER if incarnation is None else incarnation.label
         self.trace.add(self.current_time() - self._started_s, host, kind, fields)
 
     @override
-    def note(self, kind: str, **fields: Any) -> None:
+    def note(self, kind: str, /, **fields: Any) -> None:
         incarnation = CURRENT.get()
         if incarnation is None or not incarnation.is_buried:
             super().note(kind, **fields)

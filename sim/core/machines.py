@@ -34,6 +34,12 @@ class Machines(EventClock):
         """Those before the first fault."""
         self.aimed: dict[str, str] = {}
         """The hosts that faults were aimed at by name, each with the first of those faults."""
+        self.missed: list[str] = []
+        """What a scenario is about and did not come to pass, in sentences; see `World.untested`."""
+        self.fallen: tuple[str, BaseException] | None = None
+        """The first host whose main function raised, and what."""
+        self.never_struck: list[tuple[float, str, tuple[Any, ...]]] = []
+        """Faults that were planned for a time after the end: when, which, with what arguments."""
         self.advisers: list[Callable[[], Iterable[str]]] = []
         """Asked after the run: sentences about what looks like a mistake in the scenario."""
 
@@ -78,7 +84,7 @@ class Machines(EventClock):
         self.add_row("skew", host=name, skew_s=skew_s, drift=drift)
         self.host(name).wall = WallClock(skew_s, drift, self._time_s)
 
-    def add_row(self, kind: str, **fields: Any) -> None:
+    def add_row(self, kind: str, /, **fields: Any) -> None:
         """Add a row to the trace, on the running task's host."""
         if kind in FAULTS and not self.trace.is_muted:
             if not self.struck:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import attrs
 import trio
 from typing_extensions import override
 
-Call = Callable[[], object]
+from .host import DRIVER, current_host_name
+
+Call = Callable[..., object]
 
 
 @attrs.define(eq=False)
@@ -29,6 +32,9 @@ class _Strike:
     seen_before: int
     delay_s: float
     call: Call
+    args: tuple[object, ...]
+    on: str | None
+    """ "note": the call's first argument is the host that made the note."""
 
 
 class Strikes(trio.abc.Instrument):
@@ -45,25 +51,50 @@ class Strikes(trio.abc.Instrument):
     ) -> None:
         self._on_error, self._after, self._counts = on_error, after, counts
         self._waiting: dict[tuple[str, int], list[_Strike]] = {}
+        self._aimless: list[_Strike] = []
+        """Those that were to strike the host that made their note, which the scenario made."""
         self._due: deque[Call] = deque()
         self._is_watching = False
 
-    def add(self, name: str, kind: str, nth: int, call: Call, delay_s: float) -> None:
-        """Have `call`, which is called `name`, wait for the `nth` note of `kind` from now on; `ValueError` if `nth` < 1."""
+    def add(
+        self,
+        name: str,
+        kind: str,
+        nth: int,
+        call: Call,
+        args: tuple[object, ...],
+        *,
+        delay_s: float,
+        on: str | None,
+    ) -> None:
+        """Have `call(*args)`, which is called `name`, wait for the `nth` note of `kind` from now on.
+
+        `ValueError` if `nth` < 1, or `on` is neither None nor "note".
+        """
         if nth < 1:
             raise ValueError(f"notes are counted from 1, and nth is {nth}")
+        if on not in (None, "note"):
+            raise ValueError(f'a fault strikes on="note", or the hosts among its arguments: {on!r}')
         seen = self._counts[kind]
-        strike = _Strike(name, kind, nth, seen, delay_s, call)
+        strike = _Strike(name, kind, nth, seen, delay_s, call, args, on)
         self._waiting.setdefault((kind, seen + nth), []).append(strike)
 
     def count(self, kind: str) -> None:
         """A note of `kind` was made, in a step or in an event."""
         self._counts[kind] += 1
         for strike in self._waiting.pop((kind, self._counts[kind]), ()):
+            args = strike.args
+            if strike.on is not None:
+                maker = current_host_name()
+                if maker == DRIVER:
+                    self._aimless.append(strike)
+                    continue
+                args = (maker, *args)
+            call = partial(strike.call, *args)
             if strike.delay_s > 0:
-                self._after(strike.delay_s, strike.call)
+                self._after(strike.delay_s, call)
             else:
-                self._due.append(strike.call)
+                self._due.append(call)
         if self._due and not self._is_watching:
             self._is_watching = True
             trio.lowlevel.add_instrument(self)
@@ -77,6 +108,11 @@ class Strikes(trio.abc.Instrument):
                     f"{strike.name} never struck: it waited for note {strike.nth} of"
                     f" {strike.kind!r}, and {came} came"
                 )
+        for strike in self._aimless:
+            yield (
+                f"{strike.name} never struck: note {strike.nth} of {strike.kind!r} was made by the"
+                " scenario, not on a host"
+            )
 
     def strike(self) -> None:
         """Carry out what is due now; called after every event."""

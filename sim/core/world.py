@@ -17,12 +17,12 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 from typing_extensions import override
 
+from trinamo.points import WORLD
 from trinamo.runtime.env import Clock
 
 from ..errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
@@ -31,6 +31,7 @@ from .checker import Checker
 from .choices import Choices
 from .clock import WALL_EPOCH_S
 from .host import CURRENT, Host, HostState, Incarnation, check_main, current_label, incarnation_of
+from .labels import labels_below, module_of
 from .machines import Machines
 from .policies import is_interleaved
 from .scheduler import Policy, TaskScheduler
@@ -82,12 +83,6 @@ class World(Machines):
         """When `main` returned or the run failed, in virtual seconds."""
         self.error: BaseException | None = None
         self.is_unwinding = False
-        self.missed: list[str] = []
-        """See `untested`."""
-        self.fallen: tuple[str, BaseException] | None = None
-        """The first host whose main function raised, and what."""
-        self.never_struck: list[tuple[float, str, tuple[Any, ...]]] = []
-        """Faults that were planned for a time after the end: when, which, with what arguments."""
         self.until_end = ExitStack()
         """Left when the run is over and its tasks are unwound, before the real names are back."""
         self.on_start: list[Callable[[], None]] = []
@@ -101,6 +96,10 @@ class World(Machines):
         self._trace_steps = trace_steps
         self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
         self._graves: list[Task] = []
+        self._modules: set[str] = set()
+        """Where the code of the run's processes is written; see `labels.py`."""
+        self.gates: dict[str, trio.Event] = {}
+        """Of each barrier that was ever held, by its label: what lets those who wait there go on."""
         self._strikes = Strikes(self._on_event_error, self.after, self.noted)
         self.checkers: list[Checker] = []
         """The rules that the run is held to; see `watch`."""
@@ -125,6 +124,8 @@ class World(Machines):
         check_main(main, "world.run(main)")
         if self._loop is not None:
             raise RuntimeError("a world runs once; make another")
+        self._modules.add(module_of(main))
+        self.until_end.callback(WORLD.reset, WORLD.set(self))
         with (
             closed_world(
                 self._scheduler,
@@ -241,13 +242,15 @@ class World(Machines):
         *args: Any,
         delay_s: float = 0.0,
         name: str = "a fault",
+        on: Literal["note"] | None = None,
     ) -> None:
         """Call `call(*args)` at the `nth` note of `kind` (from 1) that is made from now on.
 
         It comes when the step ends that made the note, or `delay_s` later. Faults tied to notes
-        survive changes of timing better than those tied to times. `untested` calls it `name`.
+        survive changes of timing better than those tied to times. `untested` calls it `name`. With
+        `on="note"` it is `call(host, *args)`, and `host` is the name of the host that made the note.
         """
-        self._strikes.add(name, kind, nth, partial(call, *args), delay_s)
+        self._strikes.add(name, kind, nth, call, args, delay_s=delay_s, on=on)
 
     @override
     def _after_event(self) -> None:
@@ -258,13 +261,24 @@ class World(Machines):
         """What a scenario is about and did not come to pass in this run, in sentences.
 
         Chance may keep it from a run; what no run of a swarm shows was not tested at all. Calls of
-        `after_note` whose note never came are among it; scenarios add to `missed`.
+        `after_note` whose note never came are among it, and points of the code that nobody `reached`;
+        scenarios add to `missed`.
         """
-        return [*self._strikes.missed(), *self.missed]
+        labels = sorted(labels_below(self._modules).difference(self.noted))
+        unreached = [f'nobody reached the point "{label}"' for label in labels]
+        return [*self._strikes.missed(), *self.missed, *unreached]
+
+    def hold(self, label: str) -> trio.Event:
+        """Hold whoever comes to `points.barrier(label)` from now on, until the returned event is set.
+
+        The barrier is a note of that kind, so `after_note(label, …)` hears who comes.
+        """
+        gate = self.gates[label] = trio.Event()
+        return gate
 
     # --- what happened -------------------------------------------------------------------------
 
-    def note(self, kind: str, **fields: Any) -> None:
+    def note(self, kind: str, /, **fields: Any) -> None:
         """Add a fact the simulated code (or the scenario) reports, and set off what waits for it."""
         if self.is_unwinding:
             return
@@ -320,6 +334,7 @@ class World(Machines):
         host = self.host(name)
         if host.state in (HostState.UP, HostState.PAUSED):
             raise ValueError(f"{host} is running")
+        self._modules.update(map(module_of, (main, *args)))
         if self._nursery is None:
             raise RuntimeError("the world is not running: boot hosts inside what world.run runs")
         self._graves += host.frozen

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import trio
 
-from trinamo.sim import Network, Policy, ReplayChoices, SeedChoices, World
+from trinamo.sim import Network, Policy, ReplayChoices, SeedChoices, World, arm
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 SEEDS = range(40)
@@ -201,3 +201,61 @@ def test_a_late_skew_does_not_jump_the_wall_clock() -> None:
     world.run(main)
     assert [round(wall - shown[0], 6) for wall in shown] == [0.0, 55.0, 110.0]
     assert round(shown[0] - 1_700_000_000.0, 6) == 1000.0
+
+
+@pytest.mark.parametrize("maker", ["a", "b"])
+def test_a_fault_may_strike_whoever_made_the_note(maker: str) -> None:
+    """As a call, and as a fault of a plan, which boots it again."""
+    world = World(SeedChoices(0))
+    network = Network(world)
+    booted: list[str] = []
+
+    async def host(name: str) -> None:
+        world.note("late" if name == maker else "early")
+        await trio.sleep_forever()
+
+    def boot(name: str) -> None:
+        booted.append(name)
+        world.boot(name, host, name)
+
+    async def main() -> None:
+        world.after_note("late", 1, world.pause, on="note")
+        arm(
+            world,
+            network,
+            [{"do": "kill", "on": "note", "after_note": "late", "at_s": 1, "for_s": 1}],
+            boot=boot,
+        )
+        boot("a")
+        boot("b")
+        await trio.sleep(5)
+
+    world.run(main)
+    assert [row.field("host") for row in world.trace.of_kind("pause")] == [maker]
+    assert [row.field("host") for row in world.trace.of_kind("kill")] == [maker]
+    assert booted == ["a", "b", maker]
+
+
+def test_a_fault_on_the_maker_of_a_note_that_the_scenario_made_is_told_and_strikes_nobody() -> None:
+    world = World(SeedChoices(0))
+
+    async def main() -> None:
+        world.after_note("beat", 1, world.kill, on="note", name="the kill")
+        world.note("beat")
+        await trio.sleep(1)
+
+    world.run(main)
+    assert world.untested == [
+        "the kill never struck: note 1 of 'beat' was made by the scenario, not on a host"
+    ]
+    assert not world.aimed
+
+
+def test_a_fault_of_a_plan_strikes_a_host_or_the_maker_of_its_note() -> None:
+    world = World(SeedChoices(0))
+    network = Network(world)
+    for fault in ({"on": "note"}, {"on": "note", "after_note": "a", "host": "x"}, {}):
+        with pytest.raises(ValueError, match='or with `after_note` and on="note"'):
+            arm(world, network, [{"do": "kill", "at_s": 0.0, **fault}])  # type: ignore[typeddict-item]
+    with pytest.raises(ValueError, match='strikes on="note"'):
+        world.after_note("a", 1, print, on="maker")  # type: ignore[arg-type]
