@@ -19,8 +19,8 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
-and `faults.py` (what breaks, and the healing of
-it). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
+`faults.py` (what breaks, and the healing of
+it), and `stress.py` (both drawn in one call). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
 Nothing of these knows the cluster. Whole clusters are played by `scenario/run.py`
 (`cluster/cluster.py`), struck by `scenario/faults.py` and judged by `checks/`.
 """
@@ -62,6 +62,7 @@ from .net.network import Network
 from .net.sockets import SimSocket
 from .own.scenario import own_scenario
 from .own.search import Found, Hint, examine, search
+from .stress import gives_up_and_asks_again, recovers, stress
 
 __all__ = [
     "BadScenario",
@@ -112,12 +113,15 @@ __all__ = [
     "diff",
     "examine",
     "first_difference",
+    "gives_up_and_asks_again",
     "heal_core",
     "note",
     "own_scenario",
     "page_of",
     "reached",
+    "recovers",
     "register",
     "search",
     "sometimes",
+    "stress",
 ]

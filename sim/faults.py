@@ -24,9 +24,15 @@ from .core.host import HostState
 from .core.world import World
 from .net.network import Network
 
-Kind = Literal["kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset"]
+Kind = Literal[
+    "kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset", "finish", "thin"
+]
 ON_HOSTS: Final[tuple[Kind, ...]] = ("kill", "power_off", "pause", "isolate")
-ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset")
+ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset", "finish", "thin")
+AT_ONCE: Final[tuple[Kind, ...]] = ("reset", "finish")
+"""Those that are over as soon as they have struck."""
+THIN_BYTES_PER_S: Final = 3000.0
+"""What passes each way over a thin link."""
 RUNNING: Final = (HostState.UP, HostState.PAUSED)
 
 
@@ -82,6 +88,8 @@ def arm(
             nth, delay_s = int(number or 1), fault["at_s"]
             world.after_note(kind, nth, strike, *named, delay_s=delay_s, name=name, on=on)
         else:
+            for_s = 0.0 if do in AT_ONCE else fault.get("for_s", math.inf)
+            world.calm_at_s = max(world.calm_at_s, fault["at_s"] + for_s)
             world.at(fault["at_s"], strike, *named)
 
 
@@ -95,7 +103,8 @@ def _strike(
     do, other = fault["do"], fault.get("to", "")
     world.note("fault", do=do, on=host, to=other)
     undo = effect(world, network, do, host, other, hosts=world.host_names, boot=boot)
-    for_s = fault.get("for_s", math.inf)
+    for_s = 0.0 if do in AT_ONCE else fault.get("for_s", math.inf)
+    world.calm_at_s = max(world.calm_at_s, world.current_time() + for_s)
     if undo is not None and for_s != math.inf:
         world.after(for_s, _undo, world, do, host, undo)
 
@@ -122,9 +131,11 @@ def effect(
     if do == "pause":
         world.pause(host)
         return partial(world.resume, host)
-    if do == "reset":
-        network.reset(host, other)
+    if do in AT_ONCE:
+        (network.reset if do == "reset" else network.finish)(host, other)
         return None
+    if do == "thin":
+        return _thinned(network, host, other)
     others = [name for name in hosts if name != host] if do == "isolate" else [other]
     for each in others:
         network.cut(host, each, one_way=do == "cut_one_way")
@@ -134,6 +145,24 @@ def effect(
             network.heal(host, each)
 
     return heal
+
+
+def _thinned(network: Network, host: str, other: str) -> Callable[[], object]:
+    """Make the link thin both ways; what makes it as it was."""
+    ways = (host, other), (other, host)
+    before = [network.link(*way).bytes_per_s for way in ways]
+    if THIN_BYTES_PER_S in before:
+        # Another fault made it so, and will undo it.
+        return lambda: None
+    network.world.add_row("thin", source=host, target=other, bytes_per_s=THIN_BYTES_PER_S)
+    for way in ways:
+        network.links.shape(*way, bytes_per_s=THIN_BYTES_PER_S)
+
+    def widen() -> None:
+        for way, bytes_per_s in zip(ways, before, strict=True):
+            network.links.shape(*way, bytes_per_s=bytes_per_s)
+
+    return widen
 
 
 def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:

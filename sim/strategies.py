@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from .core.choices import Choices, PrefixChoices, ReplayChoices
 from .core.policies import Policy
-from .faults import ON_HOSTS, ON_LINKS, Fault
+from .faults import AT_ONCE, ON_HOSTS, ON_LINKS, Fault
 
 ANSWER_BYTES: Final = 2
 """Each decision is drawn from so many, and taken modulo the number of its answers."""
@@ -111,7 +111,7 @@ def fault_plans(
         fault: Fault = {"do": do, "host": host, "at_s": 0.0}
         if do in ON_LINKS:
             fault["to"] = draw(st.sampled_from([name for name in names if name != host]))
-        if do != "reset":
+        if do not in AT_ONCE:
             fault["for_s"] = draw(_milliseconds(1, lasts_s_max))
         is_tied = draw(st.booleans()) if notes else False
         if is_tied:

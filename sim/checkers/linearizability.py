@@ -12,7 +12,7 @@ What this module does not do: weaker rules (sequential, causal), or several obje
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -105,6 +105,12 @@ class Linearizability(Checker):
         for operations in self._operations.values():
             if operation in operations:
                 operations.remove(operation)
+
+    @override
+    def hints(self) -> Iterator[str]:
+        calls = [each for operations in self._operations.values() for each in operations]
+        if calls and all(each.returned == math.inf for each in calls):
+            yield "not one operation returned, and clients called some: nothing was there to be judged"
 
     @override
     def at_end(self) -> None:

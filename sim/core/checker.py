@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from ..errors import Violation
@@ -29,6 +29,10 @@ class Checker:
 
         Not called after a run that failed. Let main wait until nothing is on its way any more.
         """
+
+    def hints(self) -> Iterable[str]:
+        """Sentences about a run that held, and in which nothing that this rule is about succeeded."""
+        return ()
 
     def violate(self, text: str) -> NoReturn:
         """Raise the `Violation` of this rule; `text` says what was seen."""

@@ -14,7 +14,8 @@ from .host import CURRENT, Host, current_label
 from .trace import Trace
 
 FAULTS = frozenset(
-    {"kill", "power_off", "pause", "stop", "skew", "cut", "reset", "finish", "answer_syn"}
+    {"kill", "power_off", "pause", "stop", "skew"}
+    | {"cut", "reset", "finish", "thin", "answer_syn"}
 )
 """The faults of a world and its network: their methods are called so, and the rows they leave."""
 
@@ -40,6 +41,10 @@ class Machines(EventClock):
         """The first host whose main function raised, and what."""
         self.never_struck: list[tuple[float, str, tuple[Any, ...]]] = []
         """Faults that were planned for a time after the end: when, which, with what arguments."""
+        self.calm_at_s = 0.0
+        """When the last planned fault that is known of will be over, in virtual seconds."""
+        self.dials = self.answers = 0
+        """How many connections processes asked for, and how many segments of data came back on them."""
         self.advisers: list[Callable[[], Iterable[str]]] = []
         """Asked after the run: sentences about what looks like a mistake in the scenario."""
 

@@ -388,6 +388,8 @@ class Endpoint:
             self.on_established(self)
         elif self.is_open:
             self.buffer += segment.data
+            if self.on_established is None:
+                self._world.answers += 1
             self.readers.unpark_all()
         else:
             self._answer_reset()

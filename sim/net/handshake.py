@@ -178,6 +178,7 @@ class Stack(Wires):
 
     def dial(self, client: Endpoint, remote: Address) -> Dial:
         """Start connecting; wait on the result's `waiters` until `is_done`."""
+        self.world.dials += 1
         now_s = self.world.current_time()
         dial = Dial(client, remote, now_s + self.connect_timeout_s)
         if client.local is None:

@@ -150,6 +150,7 @@ def test_a_server_that_was_killed_did_listen() -> None:
     async def scenario(world: World) -> None:
         world.boot("server", trio.serve_tcp, serve, 7000)
         await trio.sleep(0.1)
+        await world.boot("other", ask).ended.wait()
         world.kill("server")
         await world.boot("client", asks_politely).ended.wait()
 
