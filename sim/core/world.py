@@ -34,6 +34,7 @@ from .host import CURRENT, Host, HostState, Incarnation, check_main, current_lab
 from .labels import labels_below, module_of
 from .machines import Machines
 from .policies import is_interleaved
+from .rules import Predicate, Rules
 from .scheduler import Policy, TaskScheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Strikes
@@ -101,6 +102,9 @@ class World(Machines):
         self.gates: dict[str, trio.Event] = {}
         """Of each barrier that was ever held, by its label: what lets those who wait there go on."""
         self._strikes = Strikes(self._on_event_error, self.after, self.noted)
+        self._rules = Rules(
+            self.current_time, self._fail, lambda: (len(choices.record), self.trace.count)
+        )
         self.checkers: list[Checker] = []
         """The rules that the run is held to; see `watch`."""
         self._labels = TaskLabels()
@@ -152,6 +156,7 @@ class World(Machines):
                         for start in self.on_start:
                             start()
                         await main()
+                        self._rules.look("the end of main")
                         for checker in self.checkers:
                             checker.at_end()
                 except BaseException as error:  # noqa: BLE001 -- run() raises it
@@ -175,6 +180,7 @@ class World(Machines):
         # Draws that changed nothing one can see make another run all the same.
         self.add_row("drawn", **self.choices.drawn())
         self.is_unwinding = self._scheduler.is_unwinding = self.trace.is_muted = True
+        self._rules.is_over = True
         for host in self._hosts.values():
             self._thaw(host)
         self._running_loop.requeue(self._graves)
@@ -210,6 +216,12 @@ class World(Machines):
                 self._check_unwinding()
             elif not loop.has_pending_callback:
                 self._fail(Deadlock(f"nothing can run, nothing will happen\n{self.waiting()}"))
+            return 0
+        due_s = self._rules.due_s
+        if due_s < target_s and due_s <= self._virtual_s_max and not self.is_unwinding:
+            # Nothing happens before that any more; the look sees it a moment too late.
+            self._time_s = math.nextafter(due_s, math.inf)
+            self._rules.look()
             return 0
         if target_s > self._virtual_s_max and not self.is_unwinding:
             happening = ", ".join(self.pending_events()) or "no event"
@@ -255,6 +267,7 @@ class World(Machines):
     @override
     def _after_event(self) -> None:
         self._strikes.strike()
+        self._rules.look()
 
     @property
     def untested(self) -> list[str]:
@@ -266,7 +279,8 @@ class World(Machines):
         """
         labels = sorted(labels_below(self._modules).difference(self.noted))
         unreached = [f'nobody reached the point "{label}"' for label in labels]
-        return [*self._strikes.missed(), *self.missed, *unreached]
+        waiting = [*self._strikes.missed(), *self._rules.undecided(self.ended_s)]
+        return [*waiting, *self.missed, *unreached]
 
     def hold(self, label: str) -> trio.Event:
         """Hold whoever comes to `points.barrier(label)` from now on, until the returned event is set.
@@ -297,6 +311,36 @@ class World(Machines):
         vars(checker)["say"] = self.add_row
         self.checkers.append(checker)
         return checker
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a checker, or a rule over its state, holds the run to something."""
+        return bool(self.checkers) or self._rules.is_used
+
+    def always(self, rule: str, predicate: Predicate) -> None:
+        """Hold the run to a predicate that is true after every step and every event from now on.
+
+        It must only look at the state, and be quick: it is called some thousand times a run. What
+        breaks it is a `Violation` of `rule`; what it raises ends the run, too.
+        """
+        self._rules.always(rule, predicate)
+        self._watch_steps()
+
+    def eventually(self, rule: str, predicate: Predicate, within_s: float) -> None:
+        """As `always`, of one that must be true once within `within_s` virtual seconds from now."""
+        self._rules.eventually(rule, predicate, within_s)
+        self._watch_steps()
+
+    def leads_to(self, rule: str, when: Predicate, then: Predicate, within_s: float) -> None:
+        """As `always`: whenever `when` is true, `then` is true by then, or within `within_s` after it."""
+        self._rules.leads_to(rule, when, then, within_s)
+        self._watch_steps()
+
+    def _watch_steps(self) -> None:
+        if self._loop is not None:
+            trio.lowlevel.add_instrument(self._rules)
+        elif self._watch_steps not in self.on_start:
+            self.on_start.append(self._watch_steps)
 
     def _on_batch(self, order: list[Task]) -> None:
         if self.is_unwinding:

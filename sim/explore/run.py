@@ -151,7 +151,7 @@ def played(play: Play, choices: Choices | int) -> Played:
         untested=tuple(world.untested) if error is None else (),
         hints=tuple(hints_of(world, error)),
         varying=varying(world),
-        is_watched=bool(world.checkers),
+        is_watched=world.is_watched,
         followed=followed(world),
         broke_off=broke_off(world),
     )
