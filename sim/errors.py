@@ -44,18 +44,16 @@ class Escape(BaseException):
     """Simulated code reached for the real world: time, dice, threads, sockets, names, processes.
 
     Not an `Exception`, so that no handler in the simulated code takes it for a fault of the
-    network. Use `env.clock`, `env.rng` and trio's own sockets instead.
+    network. The text says which call it was, where it was made, and what to do instead.
     """
 
 
-def parted(error: BaseException) -> tuple[Exception | None, BaseException | None]:
-    """What of an error or group is an `Exception`, and what (such as cancellation) is none."""
-    if isinstance(error, Exception):
+def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """What of an error or group fails the run, and what (such as cancellation) is trio's to handle."""
+    if isinstance(error, (Exception, Escape)):
         return error, None
     if isinstance(error, BaseExceptionGroup):
-        failure, rest = error.split(Exception)
-        assert failure is None or isinstance(failure, Exception)
-        return failure, rest
+        return error.split((Exception, Escape))
     return None, error
 
 

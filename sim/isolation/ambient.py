@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
+from .escapes import STDLIB, is_installed, is_stdlib
+
 Ambient = Literal["raise", "virtual"]
 Patch = tuple[Any, str, Any]
 Refuse = Callable[[str], Callable[..., Any]]
@@ -37,8 +39,6 @@ DICE = tuple(
     if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
     and name not in {"seed", "getstate", "setstate"}
 )
-STDLIB = sys.stdlib_module_names - {"__main__"}
-LIBRARY_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Their early-bound clocks are not used in a run, or are the simulator's own.
 LEFT_ALONE = ("trio", "pytest", "_pytest", "hypothesis", "coverage")
 
@@ -46,11 +46,9 @@ LEFT_ALONE = ("trio", "pytest", "_pytest", "hypothesis", "coverage")
 def is_library_calling(frame: FrameType | None) -> bool:
     """Whether the first frame outside the standard library, from here out, is a library's."""
     while frame is not None:
-        top = frame.f_globals.get("__name__", "").partition(".")[0]
-        if top not in STDLIB:
-            return top != "trinamo" and any(
-                folder in frame.f_code.co_filename for folder in LIBRARY_FOLDERS
-            )
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and not is_stdlib(frame):
+            return not name.startswith("trinamo.") and is_installed(frame)
         frame = frame.f_back
     return False
 

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ from typing_extensions import override
 
 from ..errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
+from .escapes import escape_of
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -71,7 +71,7 @@ def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
     global _trap
 
     def trap(what: str) -> None:
-        escape = Escape(f"the simulated code reached for the real world: {what}{_call_site()}")
+        escape = escape_of(what, "the simulated code reached for the real world: ")
         on_escape(escape)
         raise escape
 
@@ -135,7 +135,7 @@ def closed_world(
 
     def refuse(what: str) -> Callable[..., Any]:
         def refused(*_args: Any, **_keywords: Any) -> Any:
-            escape = Escape(f"the simulated code called {what}{_call_site()}")
+            escape = escape_of(what)
             on_escape(escape)
             raise escape
 
@@ -177,16 +177,6 @@ def closed_world(
         random.setstate(dice_before)
         if collected:
             gc.enable()
-
-
-def _call_site() -> str:
-    """Where the simulated code was, in words: the innermost frames outside this folder."""
-    frames = [
-        f"{frame.filename}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_stack(sys._getframe(2), limit=12)  # noqa: SLF001
-        if not frame.filename.endswith(("sim/isolation/guard.py", "sim/isolation/ambient.py"))
-    ]
-    return "".join(f"\n  {line}" for line in reversed(frames[-4:]))
 
 
 def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import random
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -75,6 +76,58 @@ def test_trio_threads_and_processes_raise_escape(name: str) -> None:
 
     with pytest.raises(Escape):
         World(SeedChoices(1)).run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    {
+        "time.time": "ambient='virtual'",
+        "secrets": "ambient='virtual'",
+        "time.sleep": "await trio.sleep",
+        "thread": "nursery",
+        "subprocess": "boot a host that plays the other process",
+        "socket": r"make Network\(world\)",
+    }.items(),
+)
+def test_an_escape_of_a_host_arrives_as_itself_and_says_where_and_what_to_do(
+    name: str, advice: str
+) -> None:
+    """No group, though it left nurseries and the main function of a process."""
+
+    async def reaches() -> None:
+        ESCAPES[name]()
+
+    async def host() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(reaches)
+
+    async def main() -> None:
+        await world.boot("a", host).ended.wait()
+
+    world = World(SeedChoices(1), ambient="raise")
+    with pytest.raises(Escape, match=rf"test_guard\.py:\d+ in (.*\n)+  instead: .*{advice}"):
+        world.run(main)
+
+
+def test_an_escape_from_deep_inside_a_library_names_the_line_that_called_it(tmp_path: Any) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    deep = "".join(f"def f{n}(): f{n + 1}()\n" for n in range(6))
+    (folder / "deep_library.py").write_text(f"import time\n{deep}def f6(): time.sleep(1)\n")
+    sys.path.insert(0, str(folder))
+
+    async def calls_it() -> None:
+        import deep_library  # type: ignore[import-not-found]
+
+        deep_library.f0()
+
+    try:
+        with pytest.raises(Escape, match=r"in f3\n  .*test_guard\.py:\d+ in calls_it\n"):
+            World(SeedChoices(1)).run(calls_it)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("deep_library", None)
 
 
 def test_an_escape_that_the_code_swallows_still_fails_the_run() -> None:

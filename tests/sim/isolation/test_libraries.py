@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+import time
 import types
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_a_module_first_imported_during_a_run_keeps_no_stand_in(tmp_path: Any) -
         sys.path.remove(str(tmp_path))
         sys.modules.pop("late_import", None)
     assert found[0].time() > 1_700_000_100
+
+
+def test_a_library_may_format_the_clock(tmp_path: Any) -> None:
+    """As access logs do; our own code may not, where the world was made with `raise`."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    code = "import time\ndef read():\n    return time.strftime('%H:%M'), time.localtime(), time.ctime()\n"
+    (folder / "stamping_library.py").write_text(code)
+    sys.path.insert(0, str(folder))
+    seen: list[Any] = []
+
+    async def main() -> None:
+        import stamping_library  # type: ignore[import-not-found]
+
+        await trio.sleep(60)
+        seen.extend(stamping_library.read())
+
+    async def formats_itself() -> None:
+        time.strftime("%H")
+
+    try:
+        World(SeedChoices(1), ambient="raise").run(main)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("stamping_library", None)
+    at = time.localtime(1_700_000_060)
+    assert seen == [time.strftime("%H:%M", at), at, time.ctime(1_700_000_060)]
+    with pytest.raises(Escape, match=r"time\.strftime without a time\n.*in formats_itself"):
+        World(SeedChoices(1), ambient="raise").run(formats_itself)
 
 
 def test_who_calls_is_the_first_frame_outside_the_standard_library() -> None:
