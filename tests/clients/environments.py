@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ INSTALL_TIMEOUT_S: Final = 1200.0
 
 
 class InstallError(Exception):
-    """An environment cannot be made: an index is away, or lacks a version."""
+    """An environment cannot be made: an index is away or lacks a version, or there is no such Python."""
 
 
 @attrs.frozen
@@ -37,6 +38,8 @@ class Environment:
     """Packages of Python; of JavaScript, where the pins are a folder with a `package.json`."""
 
     name: str
+    python: str = ""
+    """The version of Python that its pins are for, such as `3.12`; ours, if it is empty."""
 
     @property
     def is_javascript(self) -> bool:
@@ -85,7 +88,7 @@ class Environment:
                     shutil.copy(PINS / self.name / each, self.folder)
                 _run([*_npm(), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], self.folder)
             else:
-                _run([sys.executable, "-m", "venv", "."], self.folder)
+                _run([_python(self.python), "-m", "venv", "."], self.folder)
                 pip = ["bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
                 _run([*pip, "--disable-pip-version-check", "-r", str(self.pins)], self.folder)
             made.touch()
@@ -97,9 +100,49 @@ class Environment:
             return [str(self.folder / "bin" / "python"), "-P", str(SCRIPTS / script)]
         # Node looks for packages from where the script is.
         (place / "node_modules").symlink_to(self.folder / "node_modules")
-        for each in SCRIPTS.glob("*.mjs"):
-            shutil.copy(each, place)
-        return [_node(), str(place / script)]
+        for each in ("checks.mjs", script):
+            shutil.copy(SCRIPTS / each, place)
+        return [_node(), str(place / Path(script).name)]
+
+
+@attrs.frozen
+class Command:
+    """A command that is here or not; its scripts run where the tests do, with nothing but Python's own."""
+
+    name: str
+    asks_version: Sequence[str]
+
+    def version(self, package: str) -> str:
+        """As the command says itself; `package` is not looked at."""
+        done = subprocess.run(
+            self.asks_version, capture_output=True, text=True, timeout=30, check=True
+        )
+        found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
+        return found[0] if found else ""
+
+    @property
+    def is_made(self) -> bool:
+        return shutil.which(self.asks_version[0]) is not None
+
+    def make(self) -> None:
+        """Raises `InstallError` if it is not there."""
+        if not self.is_made:
+            raise InstallError(f"there is no command {self.name}")
+
+    def command(self, script: str, place: Path) -> list[str]:
+        """Run a script of `scripts/`."""
+        return [sys.executable, "-P", str(SCRIPTS / script)]
+
+
+def _python(version: str) -> str:
+    """An interpreter of this version. Raises `InstallError`."""
+    if sys.version.startswith(version):
+        return sys.executable
+    of_pyenv = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    for each in (*of_pyenv, Path(f"/usr/bin/python{version}")):
+        if each.exists():
+            return str(each)
+    raise InstallError(f"there is no Python {version}")
 
 
 def _node() -> str:

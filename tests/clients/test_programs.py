@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import pytest
 
-from tests.cli.places import Place, cluster
+from tests.cli.places import Place, RunningCluster, cluster
 from tests.clients.page import write_page
 from tests.clients.programs import Outcome, Program, chosen, install
-from tests.session.needs import A_MODEL, NPM
+from tests.session.needs import A_MODEL, A_PROGRAM
 from trinamo.runtime.engines.llamacpp.model_file import missing_model
 
 pytestmark = [
@@ -41,26 +42,39 @@ def running(
         if isinstance(item, pytest.Function) and item.module is request.module
         if isinstance(program := item.callspec.params["program"], Program)
     ]
-    install(asked_for)
+    lacking = install(asked_for)
     root = tmp_path_factory.mktemp("clients")
     # One thread, as a second one would wait for the programs at every step.
     with (
         cluster(Place(root), "--workers", "2", "--set", "worker.threads=1") as server,
         ThreadPoolExecutor(AT_ONCE) as pool,
     ):
+        told = variables(server)
         asked = {
-            each: pool.submit(each.run, server.url, root / f"program{number}")
+            each: pool.submit(each.run, told, root / f"program{number}")
             for number, each in enumerate(asked_for)
-            if each.environment.is_made
+            if each.environment not in lacking
         }
         yield asked
         if request.config.getoption("--all"):
-            write_page({each: future.result() for each, future in asked.items()})
+            write_page({each: future.result() for each, future in asked.items()}, lacking)
+
+
+def variables(server: RunningCluster) -> dict[str, str]:
+    """What scripts are told of the cluster; where its servers are is in its run file."""
+    (path,) = (server.place.root / "run").rglob("*.json")
+    record = json.loads(path.read_text("utf-8"))
+    return {
+        "CLIENTS_SERVER": server.url,
+        "CLIENTS_ETCD": record["etcd"][0],
+        "CLIENTS_NATS": record["nats"][0],
+        "CLIENTS_NATS_TOKEN": record["settings"]["event_plane.nats.token"],
+    }
 
 
 def test_it_works_unpatched(program: Program, running: Running) -> None:
     if program not in running:
-        NPM.lacking()
+        A_PROGRAM.lacking()
     outcomes = running[program].result()
 
     assert outcomes

@@ -65,7 +65,7 @@ def _packages(*names: str) -> str:
 _BY_HAND = f"{_packages('libibverbs1')}, then make test"
 
 CHROMIUM = Need("Chromium", _packages("chromium"))
-NPM = Need("registry of npm", "let npm reach one")
+A_PROGRAM = Need("program to try", "make environments ARGS=--all says what it lacks")
 C_COMPILER = Need("C compiler called cc", _packages("gcc", "libc6-dev"))
 OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
