@@ -1,10 +1,10 @@
-"""What is tied to the n-th note of a kind: the calls that wait for it, and those that waited in vain.
+"""What is tied to the n-th note of a kind, and the cancellation tied to the n-th yield of a task.
 
 A call without delay comes at the note itself: at the end of the step that made it, before any other
 task takes one, under every policy. (A step has no inside: a task that is killed at its note takes no
 further step.) One with a delay is an event like any other.
 
-What this module does not do: know what a note means. Read next: `world.py`, which owns one of these.
+What waited in vain is told. What this module does not do: know what a note means. Read next: `world.py`, which owns one of these.
 """
 
 from __future__ import annotations
@@ -129,3 +129,57 @@ class Strikes(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         # Only installed while something is due, since trio pays for an instrument in every step.
         self.strike()
+
+
+class Cancellation(trio.abc.Instrument):
+    """Calls `cut` when this task blocks or yields the `nth` time from now, if it gets so far.
+
+    `how_late()` is asked then: it comes at once (0), or when nothing could run for the n-th time since,
+    unless the task goes on before. It stands in `active` as long as it may come.
+    """
+
+    def __init__(
+        self,
+        task: trio.lowlevel.Task,
+        nth: int,
+        how_late: Callable[[], int],
+        cut: Call,
+        active: list[Cancellation],
+    ) -> None:
+        self._task, self._yields_left, self._rests_left = task, nth, 0
+        self._how_late, self._cut, self._active = how_late, cut, active
+        active.append(self)
+        trio.lowlevel.add_instrument(self)
+
+    @override
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is not self._task:
+            return
+        self._yields_left -= 1
+        if self._yields_left < 0:
+            # It went on before the cancellation came.
+            self.task_exited(task)
+        elif self._yields_left == 0:
+            self._rests_left = self._how_late()
+            if self._rests_left == 0:
+                self._come()
+
+    def world_rests(self) -> bool:
+        """Nothing can run now; whether this was the moment."""
+        if self._yields_left or self._rests_left == 0:
+            return False
+        self._rests_left -= 1
+        if self._rests_left == 0:
+            self._come()
+            return True
+        return False
+
+    def _come(self) -> None:
+        self.task_exited(self._task)
+        self._cut()
+
+    @override
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        if task is self._task:
+            self._active.remove(self)
+            trio.lowlevel.remove_instrument(self)

@@ -37,7 +37,7 @@ from .policies import is_interleaved
 from .rules import Predicate, Rules
 from .scheduler import Policy, TaskScheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
-from .strikes import Strikes
+from .strikes import Cancellation, Strikes
 from .trace import Row, Trace
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class World(Machines):
         self._rules = Rules(
             self.current_time, self._fail, lambda: (len(choices.record), self.trace.count)
         )
+        self._cancellations: list[Cancellation] = []
         self.checkers: list[Checker] = []
         """The rules that the run is held to; see `watch`."""
         self._labels = TaskLabels()
@@ -208,6 +209,8 @@ class World(Machines):
     @override
     def _on_idle(self, target_s: float) -> float | None:
         loop = self._running_loop
+        if any(each.world_rests() for each in tuple(self._cancellations)):
+            return 0
         if loop.has_idle_waiter:
             return math.inf
         if target_s == math.inf:
@@ -263,6 +266,39 @@ class World(Machines):
         `on="note"` it is `call(host, *args)`, and `host` is the name of the host that made the note.
         """
         self._strikes.add(name, kind, nth, call, args, delay_s=delay_s, on=on)
+
+    def cancels(
+        self,
+        scope: trio.CancelScope,
+        points: int = 8,
+        *,
+        rests: int = 3,
+        label: str = "cancelled at",
+    ) -> None:
+        """Decide whether and where to cancel `scope`: 0 never, n when this task yields the n-th time from now.
+
+        A task yields wherever it blocks, and at checkpoints that only let others run. It is one
+        decision with `points + 1` answers, so `explore` with one deviation tries every place at which
+        a cancellation may come, up to the last of the `points`. Where the task blocks, a second one
+        (`label`, late) says whether it comes at once (0), or only when nothing could run for the n-th
+        time since, up to `rests`: then others have come to wait behind it.
+        """
+        nth = self.choices.below(points + 1, label)
+        if not nth:
+            return
+        task = trio.lowlevel.current_task()
+
+        def how_late() -> int:
+            if self._running_loop.may_run(task):
+                return 0
+            return self.choices.below(rests + 1, f"{label}, late")
+
+        def cut() -> None:
+            fields = {"task": task_name(task), "point": nth}
+            self.trace.add(self._time_s, host_of(task), "cancel", fields)
+            scope.cancel()
+
+        Cancellation(task, nth, how_late, cut, self._cancellations)
 
     @override
     def _after_event(self) -> None:

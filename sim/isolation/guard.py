@@ -224,6 +224,10 @@ class Loop:
         """Put back runnable tasks that the scheduler had taken out."""
         self._runner.runq.extend(tasks)
 
+    def may_run(self, task: Task) -> bool:
+        """Whether the task is to take a step, and waits for nothing."""
+        return task in self._runner.runq
+
     def tasks(self) -> list[Task]:
         """All live tasks, oldest first."""
         return sorted(self._runner.tasks, key=task_number)
