@@ -18,7 +18,7 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`,
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
-`net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
+`net/std_sockets.py` and `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
 `faults.py` (what breaks, and the healing of
 it), and `stress.py` (both drawn in one call). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
 Nothing of these knows the cluster. Whole clusters are played by `scenario/run.py`

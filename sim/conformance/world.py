@@ -157,13 +157,18 @@ class LoopbackWorld(World):
         raise ValueError(f"{name} cannot lose its power in real time")
 
 
-class LoopbackNetwork(Network):
+class LoopbackNetwork(Network, trio.abc.SocketFactory):
     """Names and fixed ports of hosts, and every socket they hold."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._held: list[LoopbackSocket] = []
         self._ports_bound: dict[tuple[str, int], int] = {}
+
+    @override
+    def _install(self) -> None:
+        trio.socket.set_custom_socket_factory(self)
+        trio.socket.set_custom_hostname_resolver(self)
 
     @override
     def socket(
@@ -300,7 +305,7 @@ class LoopbackSocket(trio.socket.SocketType):
 _DELEGATED = frozenset(
     {
         "close", "connect", "detach", "fileno", "getpeername", "getsockname", "getsockopt",
-        "is_readable", "listen", "recv", "recv_into", "send", "sendmsg", "sendto", "setsockopt",
+        "is_readable", "listen", "recv", "recv_into", "recvmsg_into", "send", "sendmsg", "sendto", "setsockopt",
         "shutdown", "wait_writable",
     }
 )  # fmt: skip

@@ -19,14 +19,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
+from trio import _socket as trio_socket
 from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
+from trio._socket import _SocketType as TrioSocket
 from typing_extensions import override
 
 from ..errors import Escape, StepLimit, UnsupportedTrio
@@ -36,7 +39,19 @@ from .escapes import escape_of
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["Ambient", "Loop", "armed", "breakable", "check_trio", "closed_world", "task_number"]
+__all__ = [
+    "Ambient",
+    "Loop",
+    "TrioSocket",
+    "armed",
+    "breakable",
+    "check_trio",
+    "closed_world",
+    "escape",
+    "replaced",
+    "task_number",
+    "trio_seams",
+]
 
 _REFUSED_EVENTS = (
     "socket.",
@@ -63,6 +78,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _install_audit_hook() -> None:
     # An audit hook can never be removed, so there is one for all runs, and a switch.
     sys.addaudithook(_audit)
+
+
+def escape(what: str) -> NoReturn:
+    """End the run with an `Escape`, for `what` reaches for the real world."""
+    assert _trap is not None, "outside of runs nothing is refused"
+    _trap(what)
+    raise AssertionError
 
 
 @contextmanager
@@ -104,13 +126,13 @@ def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -
         on_stuck(error.__cause__.with_traceback(None))
         is_stuck = True
     if is_stuck:
-        with _replaced(sys, "unraisablehook", lambda _: None):
+        with replaced(sys, "unraisablehook", lambda _: None):
             loop().abandon()
             gc.collect()
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, stand_in: object) -> Iterator[None]:
+def replaced(owner: Any, name: str, stand_in: object) -> Iterator[None]:
     """As `unittest.mock.patch.object`, which takes a tenth of a second to import."""
     real = getattr(owner, name)
     setattr(owner, name, stand_in)
@@ -199,6 +221,31 @@ def task_number(task: Task) -> int:
     return task._counter  # noqa: SLF001 -- checked by check_trio
 
 
+def trio_seams(
+    socket_type: type[TrioSocket],
+    wait_readable: Callable[[Any], Awaitable[None]],
+    wait_writable: Callable[[Any], Awaitable[None]],
+    notify_closing: Callable[[Any], None],
+) -> list[Patch]:
+    """What has to be replaced for trio to make its sockets of `socket_type` and wait for them so.
+
+    Waiting is replaced where trio's own functions look it up, so that whoever bound those early is served too.
+    trio's wake-up pair, the only real sockets there are in a run, waits as before.
+    """
+    manager, kernels = type(GLOBAL_RUN_CONTEXT.runner.io_manager), socket.socket
+    real = manager.wait_readable
+
+    def wait_readable_or_woken(io_manager: Any, fd: Any) -> Awaitable[None]:
+        return real(io_manager, fd) if type(fd) is kernels else wait_readable(fd)
+
+    return [
+        (trio_socket, "_SocketType", socket_type),
+        (manager, "wait_readable", wait_readable_or_woken),
+        (manager, "wait_writable", lambda _manager, fd: wait_writable(fd)),
+        (manager, "notify_closing", lambda _manager, fd: notify_closing(fd)),
+    ]
+
+
 class Loop:
     """The running trio loop, as far as the world must look into it."""
 
@@ -251,6 +298,7 @@ class _Probe(trio.abc.Clock):
         self.batches: list[list[int]] = []
         self.order: list[int] = []
         self.has_put_back = False
+        self.used: list[str] = []
 
     @override
     def start_clock(self) -> None:
@@ -294,6 +342,39 @@ class _Probe(trio.abc.Clock):
             await trio.lowlevel.checkpoint()
         assert trio.lowlevel.current_task() in loop.tasks()
         loop.requeue([])
+        await self._use_sockets()
+
+    async def _use_sockets(self) -> None:
+        """Let trio wrap a socket, try, wait and close it, all of which is noted."""
+
+        async def wait(fd: Any) -> None:
+            self.used.append(f"wait for {fd}")
+
+        class Socket(TrioSocket):
+            async def _nonblocking_helper(
+                self,
+                wait_fn: Any,  # noqa: ARG002 -- trio's name
+                fn: Any,
+                *_args: Any,
+                **_keywords: Any,
+            ) -> Any:
+                return fn.__name__
+
+            def __init__(self, sock: Any) -> None:
+                self._sock, self._did_shutdown_SHUT_WR = sock, False
+
+        def notify(fd: Any) -> None:
+            self.used.append(f"close {fd}")
+
+        with ExitStack() as stack:
+            for owner, name, stand_in in trio_seams(Socket, wait, wait, notify):
+                stack.enter_context(replaced(owner, name, stand_in))
+            await trio.lowlevel.wait_readable(1)
+            await trio.lowlevel.wait_writable(2)
+            trio.lowlevel.notify_closing(3)
+            made: Any = trio.socket.from_stdlib_socket(SimpleNamespace(family=0))  # type: ignore[arg-type]
+            self.used += [type(made).__name__, await made.recv(1), await made.send(b"")]
+            self.used.append(str(made.family))
 
     def findings(self) -> Iterator[str]:
         if self.asked != [5.0]:
@@ -306,6 +387,8 @@ class _Probe(trio.abc.Clock):
             yield "a task put back while a batch is shuffled does not run with the next one"
         if self.order != [0, 1, 2, 3]:
             yield "a batch is not worked through from its end after it was shuffled"
+        if self.used != ["wait for 1", "wait for 2", "close 3", "Socket", "recv", "send", "0"]:
+            yield f"sockets are not made, used or waited for as they were: {self.used}"
 
 
 @cache
@@ -319,8 +402,8 @@ def check_trio() -> None:
             raise _moved(f"trio._core._run.{name} is gone")
     probe = _Probe()
     with (
-        _replaced(trio_run, "_r", probe),
-        _replaced(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", stand_in=True),
+        replaced(trio_run, "_r", probe),
+        replaced(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", stand_in=True),
     ):
         try:
             trio.run(probe.main, clock=probe)

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from .links import Link, Wires
 
 
-Address = tuple[str, int]
+Port = int | str
+"""A number, or the path of a Unix socket."""
+Address = tuple[str, Port]
 
 LOSS_WAIT_S_MAX = 60.0
 """After so long a wait the next repetition gets through."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from .connection import Address, Connection, Endpoint
+from .connection import Address, Connection, Endpoint, Port, os_error
 from .links import Link, Wires
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SynAnswer = Literal["accept", "refuse", "ignore"]
 
+FIRST_NUMBER = 1_000_000
+"""No kernel gives out such a descriptor."""
 FIRST_RETRY_S = 1.0
 HALF_OPEN_S = 63.0
 """How long a server waits for the last ACK: Linux repeats its SYN-ACK five times."""
@@ -110,18 +112,23 @@ class Stack(Wires):
         """Those that are not over, oldest first; some that are, until they are swept."""
         self.exhausted: set[str] = set()
         """Hosts without a free file descriptor: there accept fails, and connections wait in the backlog."""
-        self._answers: dict[tuple[str, int], SynAnswer] = {}
+        self._answers: dict[tuple[str, Port], SynAnswer] = {}
         """By host and port (0: any); who is not here accepts."""
         self._names: dict[str, str] = {}
-        self._listeners: dict[tuple[str, int], Listener] = {}
-        self.heard: set[tuple[str, int]] = set()
+        self._listeners: dict[tuple[str, Port], Listener] = {}
+        self.heard: set[tuple[str, Port]] = set()
         """The hosts and ports that something has ever listened on."""
-        self.refused: dict[tuple[str, int], str] = {}
+        self.refused: dict[tuple[str, Port], str] = {}
         """The hosts and ports where nothing listened when the first SYN came, and who sent it."""
         self._endpoints: list[Endpoint] = []
         self._sweep_at = SWEEP_MIN
         self._ports = itertools.count(40000)
         self._ids = itertools.count(1)
+        self._numbers = itertools.count(FIRST_NUMBER)
+        self.sockets: dict[int, Any] = {}
+        """Those that processes hold (`std_sockets.py`), by what they say their descriptor is."""
+        self.unanswered: dict[str, str] = {}
+        """What simulated sockets were asked for and have not, and who asked first."""
 
     # --- who is where ------------------------------------------------------------------------
 
@@ -155,7 +162,32 @@ class Stack(Wires):
             self._sweep_at = max(SWEEP_MIN, 2 * len(self._endpoints))
         return endpoint
 
+    # --- descriptors ---------------------------------------------------------------------------
+
+    def add_socket(self, socket: Any) -> int:
+        """Know a new socket of the running task's host; its number, as a descriptor."""
+        number = next(self._numbers)
+        self.sockets[number] = socket
+        return number
+
+    def numbered(self, number: int) -> Any:
+        """The open socket that has this number; `OSError` EBADF if there is none."""
+        if number not in self.sockets:
+            raise os_error(errno.EBADF)
+        return self.sockets[number]
+
+    def forget_socket(self, number: int) -> None:
+        """It was closed."""
+        self.sockets.pop(number, None)
+
     # --- connecting ----------------------------------------------------------------------------
+
+    def join(self, left: Endpoint, right: Endpoint) -> None:
+        """Connect two halves at once, as `socketpair` does."""
+        connection_id = next(self._ids)
+        left.pair(right, connection_id, (LOOPBACK, 0))
+        right.pair(left, connection_id, (LOOPBACK, 0))
+        self.connections.append(Connection(connection_id, left, right))
 
     def listen(self, host: Host, address: Address, backlog: int) -> Listener:
         """Start listening; raises EADDRINUSE if the port is taken on this host."""
@@ -172,7 +204,7 @@ class Stack(Wires):
             del self._listeners[listener.host.name, listener.address[1]]
             listener.close()
 
-    def listener(self, host: str, port: int) -> Listener | None:
+    def listener(self, host: str, port: Port) -> Listener | None:
         """Who listens on this port of the host."""
         return self._listeners.get((host, port))
 
@@ -235,7 +267,9 @@ class Stack(Wires):
         if listener is None:
             self.refused.setdefault((target, port), source)
         if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):
-            self._answer(dial, target, errno.ECONNREFUSED)
+            # The path of a Unix socket is a file, which is there while somebody listens.
+            is_path = isinstance(port, str) and listener is None
+            self._answer(dial, target, errno.ENOENT if is_path else errno.ECONNREFUSED)
         elif not listener.is_full(self.world.current_time()):
             self._open_half(dial, listener, sent_s)
             self._answer(dial, target, 0)

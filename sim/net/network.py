@@ -1,39 +1,33 @@
 """Simulated TCP/IP between the hosts of a world, behind trio's own hooks.
 
-A `Network` is trio's socket factory and host name resolver during the run: host names are the
+During the run `socket.socket` and all of trio's sockets are those of a `Network` (`stand_ins.py`): host names are the
 world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Faults are methods: `cut`,
 `heal`, `reset`, `finish`, `answer_syn`; their host names may be patterns (`worker*`). A machine whose
 power is off answers nothing, and its peers learn of it by their own timeouts, or by the RST of its
 next life.
 
 What this module does not do: the links (`links.py`), setting up connections (`handshake.py`), what happens on an established connection
-(`connection.py`), the socket a process holds (`sockets.py`). IPv6, UDP and TLS are not simulated;
-asking for another family raises EAFNOSUPPORT, as on a machine without it.
+(`connection.py`), the sockets a process holds (`std_sockets.py`). IPv6 is not simulated; asking for
+another family raises EAFNOSUPPORT, as on a machine without it.
 """
 
 from __future__ import annotations
 
 import errno
-import socket as stdlib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any, Final
 
 import trio
-from typing_extensions import override
 
-from ..core.host import Host, HostState, current_host_name
+from ..core.host import Host, HostState
 from ..core.world import World
 from .connection import Connection, Endpoint
-from .handshake import LOOPBACK, Stack
 from .links import Link
-from .sockets import SimSocket
-
-UNKNOWN_MAX: Final = 3
-"""Names that are told of: a misspelt one is enough, and a peer can be asked for in a loop."""
+from .names import Names
+from .stand_ins import sockets_in_place
 
 
-class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
+class Network(Names):
     """All links, listeners and connections of a world.
 
     `tear_one_in` and `short_one_in` say how often a read or a write takes only a part of what it
@@ -62,61 +56,14 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
             connect_timeout_s=connect_timeout_s,
             retransmit_s=retransmit_s,
         )
-        self._unknown: dict[str, str] = {}
-        """Names that no host had when they were asked for, and who asked first."""
         world.on_start.append(self._install)
         world.on_end.append(self._process_ended)
         world.on_power.append(self._power_returned)
         world.advisers.append(self._unheard)
 
     def _install(self) -> None:
-        trio.socket.set_custom_socket_factory(self)
         trio.socket.set_custom_hostname_resolver(self)
-
-    # --- trio's hooks ------------------------------------------------------------------------
-
-    @override
-    def socket(
-        self, family: int = stdlib.AF_INET, type: int = stdlib.SOCK_STREAM, proto: int = 0
-    ) -> SimSocket:
-        if family != stdlib.AF_INET:
-            raise OSError(errno.EAFNOSUPPORT, "the simulated network is IPv4 only")
-        if type != stdlib.SOCK_STREAM:
-            raise OSError(errno.EPROTONOSUPPORT, "the simulated network is TCP only")
-        return SimSocket(self, self.open_endpoint(self.world.host(current_host_name())))
-
-    @override
-    async def getaddrinfo(
-        self,
-        host: bytes | None,
-        port: bytes | str | int | None,
-        family: int = 0,
-        type: int = 0,
-        proto: int = 0,
-        flags: int = 0,
-    ) -> Any:
-        await trio.lowlevel.checkpoint()
-        name = "localhost" if host is None else host.decode()
-        if name == "localhost":
-            address = LOOPBACK
-        elif family in (stdlib.AF_UNSPEC, stdlib.AF_INET) and self.world.knows(name):
-            address = self.address_of(name)
-        else:
-            if len(self._unknown) < UNKNOWN_MAX:
-                self._unknown.setdefault(name, current_host_name())
-            known = ", ".join(self.world.host_names) or "none"
-            raise stdlib.gaierror(
-                stdlib.EAI_NONAME,
-                f"no simulated host is called {name!r}; those that were booted are {known}",
-            )
-        number = int(port or 0)
-        return [(stdlib.AF_INET, stdlib.SOCK_STREAM, stdlib.IPPROTO_TCP, "", (address, number))]
-
-    @override
-    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
-        await trio.lowlevel.checkpoint()
-        address = str(sockaddr[0])
-        return self._names.get(address, address), str(sockaddr[1])
+        self.world.until_end.enter_context(sockets_in_place(self))
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -186,7 +133,12 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
         ]
 
     def _unheard(self) -> Iterator[str]:
-        for name, source in self._unknown.items():
+        for what, source in self.unanswered.items():
+            yield (
+                f"{source} asked a simulated socket for {what!r}, which it has not: what a library may"
+                " call, and what happens, is in docs/simulator.md"
+            )
+        for name, source in self.unknown_names.items():
             if not self.world.knows(name):
                 yield (
                     f"{source} asked for {name!r}, and no host of that name was ever booted; there"
@@ -206,6 +158,8 @@ class Network(Stack, trio.abc.SocketFactory, trio.abc.HostnameResolver):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""
+        for number in [number for number, held in self.sockets.items() if held.host is host]:
+            self.forget_socket(number)
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
         own = [endpoint for endpoint in self._endpoints if endpoint.host is host]

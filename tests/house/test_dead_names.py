@@ -20,9 +20,12 @@ from tests.sources import ROOT, all_sources, front_door, listed
 KNOWN = {
     "the scripts of the dashboard read it: runtime/view/files":
         "engine_facts prompt_tokens_per_s failures_per_s etcd_text",
-    "Python calls it, or reads it": "exc_value __signature__ __annotations__",
+    "Python calls it, or reads it": "__signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock after_task_step optlen",
+    "trio, asyncio and libraries call it, or pass it: a simulated socket": """
+        _nonblocking_helper _did_shutdown_SHUT_WR gettimeout getblocking set_inheritable inheritable
+        get_inheritable connect_ex recvmsg ancbufsize""",
     "looked up by the name of the call that arrives, in the simulated etcd":
         "_deleterange _txn _compact _leasegrant _leaserevoke _leasekeepalive",
     "the standard library calls it, or reads it: logging, io": "encoding writable",

@@ -43,9 +43,8 @@ ESCAPES: dict[str, Callable[[], Any]] = {
     "uuid4": lambda: uuid.uuid4(),
     "secrets": lambda: secrets.token_hex(4),
     "thread": lambda: threading.Thread(target=int).start(),
-    "socket": lambda: socket.socket(),
+    "blocking socket": lambda: socket.create_server(("", 80)).accept(),
     "gethostname": lambda: socket.gethostname(),
-    "getaddrinfo": lambda: socket.getaddrinfo("example.invalid", 80),
     "subprocess": lambda: subprocess.run(["true"], check=True),
     "os.system": lambda: os.system("true"),
 }
@@ -61,6 +60,21 @@ def test_reaching_for_the_real_world_raises_escape(name: str) -> None:
 
     with pytest.raises(Escape):
         world.run(main)
+
+
+WITHOUT_NETWORK: dict[str, Callable[[], Any]] = {
+    "socket": lambda: socket.socket(),
+    "getaddrinfo": lambda: socket.getaddrinfo("example.invalid", 80),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_NETWORK)
+def test_sockets_and_names_raise_escape_in_a_world_without_a_network(name: str) -> None:
+    async def main() -> None:
+        WITHOUT_NETWORK[name]()
+
+    with pytest.raises(Escape):
+        World(SeedChoices(1)).run(main)
 
 
 ASYNC_ESCAPES: dict[str, Callable[[], Any]] = {
@@ -192,6 +206,15 @@ def test_a_trio_without_its_random_generator_is_refused_by_name(
 def test_a_trio_that_does_not_shuffle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio_run, "list", lambda queue: _Unsorted(queue), raising=False)
     with pytest.raises(UnsupportedTrio, match="not sorted by creation"):
+        check_trio.__wrapped__()
+
+
+def test_a_trio_whose_sockets_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def elsewhere(_fd: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr("trio.lowlevel.wait_readable", elsewhere)
+    with pytest.raises(UnsupportedTrio, match="sockets are not made, used or waited for"):
         check_trio.__wrapped__()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import logging
@@ -15,11 +14,8 @@ import httpx
 import prometheus_client
 import pytest
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
+from hypercorn.trio import serve
 
 from trinamo.runtime.logs.formats import JsonFormat
 from trinamo.runtime.logs.setup import LogHandler
@@ -43,10 +39,8 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 async def _serve() -> None:
     config = Config()
     config.accesslog = config.errorlog = None
-    context, state = WorkerContext(None), ConnectionState({})
-    # Its private parts, as the runtime uses them: `worker_serve` makes sockets of its own.
-    server = functools.partial(TCPServer, ASGIWrapper(_app), config, context, state)
-    await trio.serve_tcp(server, 8000)  # pyright: ignore[reportArgumentType]
+    config.bind = ["0.0.0.0:8000"]
+    await serve(_app, config)
 
 
 def _stream_over_http(seed: int) -> tuple[str, list[str], str]:

@@ -108,11 +108,7 @@ class TransferLink:
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
         self._ahead_start = self._ahead_end = 0
         self._low_water = 1
-        # The simulator's sockets have no `recvmsg_into`.
-        own = getattr(type(self._socket), "recvmsg_into", None)
-        self._scatters = own is not getattr(trio.socket.SocketType, "recvmsg_into", None)
-        if self._scatters:
-            send_unpaced(stream)
+        send_unpaced(stream)
 
     # --- what the two kinds of link add ----------------------------------------------------------
 
@@ -279,7 +275,7 @@ class TransferLink:
 
     def _wake_at(self, count: int) -> None:
         """Let the socket be readable only when so many bytes have come, or it is over."""
-        if count != self._low_water and self._scatters:
+        if count != self._low_water:
             self._low_water = count
             self._stream.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
 
@@ -318,24 +314,17 @@ class TransferLink:
             if not flow.is_live():
                 await self._discard(left)
                 return
-            if self._scatters:
-                count = await self._scatter(flow, left)
-                if count is None:
-                    continue
-                if not count:
-                    raise DisconnectedError("the peer closed the transfer stream")
-                mine = min(count, left)
-                # What is beyond the slice has gone to the small buffer.
-                self._ahead_start, self._ahead_end = 0, count - mine
-                if flow.is_live():
-                    flow.advance(mine)
-                left -= mine
-            else:
-                data = await self._socket.recv(min(left, _SCRATCH_BYTES))
-                if not data:
-                    raise DisconnectedError("the peer closed the transfer stream")
-                _fill(flow, memoryview(data))
-                left -= len(data)
+            count = await self._scatter(flow, left)
+            if count is None:
+                continue
+            if not count:
+                raise DisconnectedError("the peer closed the transfer stream")
+            mine = min(count, left)
+            # What is beyond the slice has gone to the small buffer.
+            self._ahead_start, self._ahead_end = 0, count - mine
+            if flow.is_live():
+                flow.advance(mine)
+            left -= mine
 
     async def _scatter(self, flow: BlockFlow, left: int) -> int | None:
         """Receive into the flow's views and then the small buffer; None if it was fenced.

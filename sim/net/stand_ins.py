@@ -1,0 +1,102 @@
+"""What is put in place of sockets, names and waiting for descriptors while a run with a network goes on.
+
+From the start of the run, when trio's loop has the sockets that it needs for itself, to its end.
+What this module does not do: the sockets (`std_sockets.py`), the names (`names.py`).
+"""
+
+from __future__ import annotations
+
+import select
+import selectors
+import socket as stdlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import trio
+
+from ..isolation.guard import escape, replaced, trio_seams
+from .handshake import FIRST_NUMBER
+from .names import Names, port_of_service
+from .sockets import SimSocket
+from .std_sockets import StdSocket, StreamSocket
+
+
+@contextmanager
+def sockets_in_place(network: Names) -> Iterator[None]:
+    """Have `socket`, `select` and trio know the sockets of `network`, and no others."""
+
+    def of(fd: Any) -> StdSocket:
+        if isinstance(fd, StdSocket) and not fd.is_closed:
+            return fd
+        number = fd if isinstance(fd, int) else fd.fileno()
+        if 0 <= number < FIRST_NUMBER:
+            escape(
+                f"waiting for descriptor {number}, which is none of the simulated network: only its"
+                " sockets can be waited for in a run; give the code a stream of trio.testing instead"
+            )
+        held: StdSocket = network.numbered(number)
+        return held
+
+    async def wait(fd: Any, *, writes: bool) -> None:
+        sock = of(fd)
+        if sock.is_ready(writes=writes):
+            await trio.lowlevel.checkpoint()
+        else:
+            await sock.wait(writes=writes)
+
+    patches = [
+        (stdlib, "socket", StdSocket),
+        (stdlib, "socketpair", _socketpair),
+        (stdlib, "fromfd", lambda fd, *_: network.numbered(fd)),
+        (stdlib, "getaddrinfo", network.look_up),
+        (stdlib, "getnameinfo", network.name_and_port),
+        (stdlib, "gethostbyname", network.find),
+        (stdlib, "gethostbyname_ex", network.with_aliases),
+        (stdlib, "gethostbyaddr", network.with_aliases),
+        (stdlib, "getservbyname", port_of_service),
+        *(
+            (select, name, _waits_in_kernel(f"select.{name}"))
+            for name in ("select", "poll", "epoll")
+        ),
+        (
+            selectors,
+            "DefaultSelector",
+            _waits_in_kernel("an event loop, or a selector, of its own"),
+        ),
+        *trio_seams(
+            SimSocket,
+            lambda fd: wait(fd, writes=False),
+            lambda fd: wait(fd, writes=True),
+            lambda fd: of(fd).notify_closing(),
+        ),
+    ]
+    with ExitStack() as stack:
+        for owner, name, stand_in in patches:
+            stack.enter_context(replaced(owner, name, stand_in))
+        StdSocket.network = network
+        stack.callback(delattr, StdSocket, "network")
+        yield
+
+
+def _socketpair(
+    family: int | None = None,
+    type: int = stdlib.SOCK_STREAM,  # noqa: A002 -- as the real one
+    proto: int = 0,
+) -> Any:
+    left = StdSocket(stdlib.AF_UNIX if family is None else family, type, proto)
+    right = StdSocket(left.family, type, proto)
+    if not isinstance(left, StreamSocket) or not isinstance(right, StreamSocket):
+        raise OSError("a simulated pair of sockets is one of streams")
+    left.network.join(left.endpoint, right.endpoint)
+    return left, right
+
+
+def _waits_in_kernel(what: str) -> Callable[..., NoReturn]:
+    def refused(*_args: Any, **_keywords: Any) -> NoReturn:
+        escape(
+            f"{what}, which would wait in the kernel and stop the simulation: wait with"
+            " trio.lowlevel.wait_readable, and run asyncio through trio_asyncio.open_loop"
+        )
+
+    return refused
