@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import trio
 
 from ..isolation.guard import escape, replaced, trio_seams
+from .asyncio_loops import asyncio_in_place
 from .handshake import FIRST_NUMBER
 from .names import Names, port_of_service
 from .sockets import SimSocket
@@ -76,6 +77,7 @@ def sockets_in_place(network: Names) -> Iterator[None]:
             stack.enter_context(replaced(owner, name, stand_in))
         StdSocket.network = network
         stack.callback(delattr, StdSocket, "network")
+        asyncio_in_place(network, stack)
         yield
 
 
