@@ -30,10 +30,11 @@ from trinamo.runtime.planes import (
     WatchEvent,
 )
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.nats import open_nats
 
 from ..core.host import HostState
 from ..core.world import World
-from ..services import SimulatedEtcd, SimulatedNats, open_simulated_etcd, open_simulated_nats
+from ..services import SimulatedEtcd, SimulatedNats, open_simulated_etcd
 from ..services.etcd.server import WRITES
 
 if TYPE_CHECKING:
@@ -197,20 +198,10 @@ class NetworkServices:
 
         A real process ends then and is started again by whoever supervises it, with the same effect.
         """
-        section = config.event_plane.nats
         async with AsyncExitStack() as stack:
             plane: EventPlane | None = None
             while plane is None:
-                opening = open_simulated_nats(
-                    BROKER,
-                    rng=env.rng,
-                    buffered_max=section.outgoing_messages_max,
-                    connect_timeout_s=section.connect_timeout_s,
-                    reconnect_pause_max_s=5.0,  # As the real client's: `transports/nats/island.py`.
-                    # Asked at half of it; the second unanswered question ends the connection.
-                    silence_s=2 * section.ping_interval_s,
-                    # A real client always asks; it is left out for speed where nobody listens.
-                )
+                opening = open_nats(self.nats.url, config.event_plane.nats, env=env)
                 try:
                     plane = await stack.enter_async_context(opening)
                 except ConnectError:

@@ -18,8 +18,6 @@ from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.protocol.discovery.presence import Presence
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedView
-from trinamo.runtime.protocol.queue.jobs import Settlement
-from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 from trinamo.runtime.queues import consumer
 from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
@@ -28,9 +26,11 @@ from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.nats.outbox import Interest, Line
+from trinamo.transports.nats.queue import work_queue
+from trinamo.transports.nats.queue.streams import HeldJob, Leases
 
 from ..cluster.services import NotedStore
-from ..services.connector import Connector
+from ..services.etcd.connector import Connector
 from .planting import Patch, bug, instead_of
 
 # --- leases and watches -------------------------------------------------------------------------------
@@ -193,11 +193,21 @@ def routers_have_another_key(share: Any, *of: Any) -> Any:
 # --- work queues -------------------------------------------------------------------------------------
 
 
-@instead_of(WorkQueueModel, "ack")
-def stale_ack(fenced: Any, self: Any, token: str, *, now: float) -> Settlement:
-    """The queue takes an acknowledgement under a token that is no longer lent."""
-    fenced(self, token, now=now)
-    return Settlement.APPLIED
+@bug
+def stale_ack() -> list[Patch]:
+    """A lease is settled on top of whatever record there is, however long it is over."""
+    write = Leases.write
+
+    async def overwrite(
+        self: Any, job_id: str, record: Any, _revision: int, *, deadline: float
+    ) -> int | None:
+        _, last = await self.read(job_id, deadline=deadline)
+        return await write(self, job_id, record, last, deadline=deadline)
+
+    def endless(delivery: Any, record: Any, revision: int, _until: float) -> HeldJob:
+        return HeldJob(delivery, record, revision, math.inf)
+
+    return [(work_queue, "HeldJob", endless), (Leases, "write", overwrite)]
 
 
 @instead_of(Consumer, "_keep")

@@ -23,7 +23,6 @@ import trio
 
 from ..core.world import World
 from ..net.bus import DROP, Message, Rule, Verdict, verdict_on
-from .wire import Reply
 
 Deliver = Callable[[], None]
 
@@ -33,7 +32,7 @@ class Done:
     """What a rule sees of the reply to a call: which call, and what is answered."""
 
     op: str
-    reply: Reply
+    reply: Any
 
 
 class DelayLine:

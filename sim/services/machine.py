@@ -1,23 +1,13 @@
-"""The machine that a simulated service runs on, its clock, and its end of each connection.
-
-A machine is on, off, paused, for a while without a leader.
-"""
+"""The machine that a simulated service runs on, and its clock: on, off, paused, for a while without a leader."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import trio
-
-from trinamo.runtime.protocol.streams.codec import Frame
 
 from ..core.world import World
-from .interception import DelayLine, Interceptor
-from .peer import StreamPeer
-from .wire import Heartbeat, Pong, encode
+from .interception import Interceptor
 
 
 class MachineClock:
@@ -137,56 +127,3 @@ class ServiceMachine(ABC):
     def lose_replies(self, count: int = 1, *, op: str = "") -> None:
         """The next `count` calls that change something (or of `op`) take effect unanswered."""
         self.interceptor.lose_replies(count, (op,) if op else self._losable)
-
-
-class Connection(ABC):
-    """One client of a service, as its process sees it.
-
-    All it says and hears but pings passes the interceptor. `service` is the word of its channels
-    there, and `read` makes a message of a frame's header.
-    """
-
-    def __init__(
-        self,
-        machine: ServiceMachine,
-        stream: trio.SocketStream,
-        client: str,
-        nursery: trio.Nursery,
-        *,
-        service: str,
-        read: Callable[[bytes], Any],
-    ) -> None:
-        self.peer, self.client = StreamPeer(stream), client
-        self._interceptor, self._service, self._read = machine.interceptor, service, read
-        self._requests, self._replies = DelayLine(nursery), DelayLine(nursery)
-
-    def receive(self, frame: Frame) -> None:
-        """Take one frame in."""
-        header, data = frame
-        message = self._read(header)
-        if isinstance(message, Heartbeat):
-            self.peer.post(encode(Pong()))
-            return
-        self._interceptor.admit(
-            self._requests,
-            lambda: self._do(message, data),
-            channel=f"{self._service}.request",
-            peer=self.client,
-            payload=message,
-            size=len(header) + len(data),
-        )
-
-    @abstractmethod
-    def _do(self, message: Any, data: bytes) -> None:
-        """Do what the client says."""
-
-    def _send(self, header: bytes, data: bytes, payload: Any) -> None:
-        """Say something to the client; `payload` is what a rule sees of it."""
-        self._interceptor.admit(
-            self._replies,
-            lambda: self.peer.post(header, data),
-            channel=f"{self._service}.reply",
-            peer=self.client,
-            payload=payload,
-            size=len(header) + len(data),
-        )

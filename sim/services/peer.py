@@ -10,19 +10,26 @@ What this module does not do: say what a frame means (`services/wire.py`), conne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
+from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 
 from ..net.sockets import SimSocket
 
 READ_BYTES_MAX: Final = 65_536
 FRAME_PART_BYTES_MAX: Final = 64 << 20
 OUTBOX_BYTES_MAX: Final = 1 << 20
+T = TypeVar("T")
+
+
+def _frames() -> Callable[[bytes], Iterable[Any]]:
+    return FrameDecoder(
+        header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
+    ).feed
 
 
 class StreamPeer:
@@ -52,11 +59,14 @@ class StreamPeer:
 
     def post(self, header: bytes, data: bytes = b"") -> None:
         """Send a frame after those posted before it; after the loss it goes nowhere."""
-        frame = encode_frame(header, data)
+        self.send(encode_frame(header, data))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes after all that was sent before them; after the loss they go nowhere."""
         if self._held is not None:
-            self._held.append(frame)
+            self._held.append(data)
         else:
-            self._post(frame)
+            self._post(data)
 
     def post_all(self, header: bytes, parts: Sequence[bytes]) -> None:
         """Send a frame for each of these data, in one piece."""
@@ -83,50 +93,54 @@ class StreamPeer:
         self._posted.unpark_all()
 
     @property
-    def has_room(self) -> bool:
-        """Whether less than `outbox_bytes_max` is waiting."""
-        return self._outbox_bytes < self._outbox_bytes_max
+    def waiting_bytes(self) -> int:
+        """How much was sent and is not in the kernel's hands yet."""
+        return self._outbox_bytes
 
     async def wait_room(self) -> None:
         """Wait until less than `outbox_bytes_max` is waiting, or the connection is lost."""
-        while not self.has_room and not self.is_lost:
+        while self._outbox_bytes >= self._outbox_bytes_max and not self.is_lost:
             await self._flushed.park()
 
     def close(self) -> None:
         """Give the connection up; `run` ends."""
         self._lose()
 
-    async def run(self, receive: Callable[[Frame], None]) -> None:
+    async def run(
+        self,
+        receive: Callable[[T], None],
+        feed: Callable[[bytes], Iterable[T]] | None = None,
+    ) -> None:
         """Pump until the connection is lost; call `receive` for each frame. Closes the stream.
 
-        A reset, a malformed frame and the end of the stream all end it without an error.
+        `feed` makes of bytes what is received, if that is not frames. A reset, a malformed frame and
+        the end of the stream all end it without an error.
         """
         try:
             async with self._stream:
                 with self._scope:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write)
-                        await self._read(receive)
+                        await self._read(receive, feed or _frames())
                         nursery.cancel_scope.cancel()
         finally:
             self._lose()
 
-    async def _read(self, receive: Callable[[Frame], None]) -> None:
-        decoder = FrameDecoder(
-            header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
-        )
+    async def _read(
+        self, receive: Callable[[T], None], feed: Callable[[bytes], Iterable[T]]
+    ) -> None:
         try:
             while data := await self._socket.recv_arrived(READ_BYTES_MAX):
                 self.heard_s = trio.current_time()
                 held: list[bytes] = []
                 self._held = held
                 try:
-                    for frame in decoder.feed(data):
-                        receive(frame)
+                    for each in feed(data):
+                        receive(each)
                 finally:
                     self._held = None
-                if held:
-                    self._post(b"".join(held))
+                    if held:
+                        self._post(b"".join(held))
         except (OSError, RemoteProtocolError):
             pass
         self._lose()

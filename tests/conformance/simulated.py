@@ -10,14 +10,15 @@ from pathlib import Path
 
 from tests.conformance.control.backends import Link, Server
 from tests.worlds import on_host
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.planes import ControlPlane, EventPlane
-from trinamo.sim import Network, SeedChoices, World
+from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.services import (
     SimulatedEtcd,
     SimulatedNats,
     open_simulated_etcd,
-    open_simulated_nats,
 )
+from trinamo.transports.nats import open_nats
 
 
 class SimulatedLink:
@@ -111,7 +112,7 @@ class SimulatedBroker:
     """Planes on hosts of their own, over one broker host of the world."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.world = World(SeedChoices(seed), steps_max=20_000_000)
+        self.world = World(SeedChoices(seed), steps_max=20_000_000, ambient="virtual")
         self.network = Network(self.world, tear_one_in=8, short_one_in=16)
         self.nats = SimulatedNats(self.world)
         self._numbers = itertools.count(1)
@@ -122,18 +123,9 @@ class SimulatedBroker:
             self._is_booted = True
             self.nats.boot()
         name = f"client-{next(self._numbers)}"
-        rng = self.world.choices.stream(name)
-        return on_host(
-            self.world,
-            name,
-            partial(
-                open_simulated_nats,
-                self.nats.name,
-                rng=rng,
-                buffered_max=64,
-                reconnect_pause_max_s=0.1,
-            ),
-        )
+        section = NatsConfig(outgoing_messages_max=64)
+        env = SimEnv(self.world, name)
+        return on_host(self.world, name, partial(open_nats, self.nats.url, section, env=env))
 
     async def stop(self) -> None:
         self.nats.kill()

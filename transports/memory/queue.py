@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import trio
-from typing_extensions import override
 
 from trinamo.runtime.errors import DeadlineError, RequestError, UnavailableError
 from trinamo.runtime.protocol.queue.jobs import (
@@ -76,86 +76,19 @@ class MemoryQueues:
         self.changed = trio.Event()
 
 
-class AskedQueue(ABC):
-    """A `WorkQueue` each of whose steps is one question to its model, wherever that is."""
-
-    def __init__(self, name: str, *, payload_bytes_max: int) -> None:
-        self._name, self._payload_bytes_max = name, payload_bytes_max
-
-    @abstractmethod
-    async def _ask(
-        self,
-        step: str,
-        kind: type[T],
-        *arguments: object,
-        timeout_s: float = ADMINISTRATION_TIMEOUT_S,
-    ) -> T:
-        """What the method `step` of the model returns, which is of this kind."""
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    async def put(
-        self,
-        job_id: str,
-        payload: bytes,
-        *,
-        origin: JobOrigin = NO_ORIGIN,
-        timeout_s: float = 10.0,
-    ) -> PutResult:
-        check_job_id(job_id)
-        if len(payload) > self._payload_bytes_max:
-            raise RequestError(
-                f"a job of {len(payload)} bytes; {self._payload_bytes_max} fit", param="payload"
-            )
-        given = (job_id, bytes(payload), origin)
-        return await self._ask("put", PutResult, *given, timeout_s=timeout_s)
-
-    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
-        return await self._ask("extend", Settlement, job.token, timeout_s=timeout_s)
-
-    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
-        return await self._ask("ack", Settlement, job.token, timeout_s=timeout_s)
-
-    async def nak(
-        self,
-        job: LeasedJob,
-        *,
-        delay_s: float = 0.0,
-        reason: str = "",
-        timeout_s: float = 10.0,
-    ) -> Settlement:
-        check_delay(delay_s)
-        return await self._ask("nak", Settlement, job.token, delay_s, reason, timeout_s=timeout_s)
-
-    async def statistics(self) -> QueueStatistics:
-        return await self._ask("statistics", QueueStatistics)
-
-    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
-        return await self._ask("dead_letters", list[DeadLetter], count_max)
-
-    async def dead_letter(self, job_id: str) -> DeadLetter | None:
-        kind: Any = DeadLetter | None  # A union, which the checkers do not take for a type.
-        found: DeadLetter | None = await self._ask("dead_letter", kind, job_id)
-        return found
-
-    async def requeue(self, job_id: str) -> bool:
-        return await self._ask("requeue", bool, job_id)
-
-    async def purge_dead(self, job_id: str | None = None) -> int:
-        return await self._ask("purge_dead", int, job_id)
-
-
-class MemoryWorkQueue(AskedQueue):
+class MemoryWorkQueue:
     """One process's handle of a queue. Nothing to close: leases end by themselves."""
 
     def __init__(
         self, queues: MemoryQueues, name: str, model: WorkQueueModel, *, payload_bytes_max: int
     ) -> None:
-        super().__init__(name, payload_bytes_max=payload_bytes_max)
+        self._name, self._payload_bytes_max = name, payload_bytes_max
         self._queues = queues
         self._model = model
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def limits(self) -> QueueLimits:
@@ -184,15 +117,59 @@ class MemoryWorkQueue(AskedQueue):
             with trio.move_on_at(min(give_up_at, math.inf if due is None else due)):
                 await changed.wait()
 
-    @override
-    async def _ask(
+    async def put(
         self,
-        step: str,
-        kind: type[T],
-        *arguments: object,
-        timeout_s: float = ADMINISTRATION_TIMEOUT_S,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
+        check_job_id(job_id)
+        if len(payload) > self._payload_bytes_max:
+            raise RequestError(
+                f"a job of {len(payload)} bytes; {self._payload_bytes_max} fit", param="payload"
+            )
+        put = partial(self._model.put, job_id, bytes(payload), origin)
+        return await self._ask(put, timeout_s=timeout_s)
+
+    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._ask(partial(self._model.extend, job.token), timeout_s=timeout_s)
+
+    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._ask(partial(self._model.ack, job.token), timeout_s=timeout_s)
+
+    async def nak(
+        self,
+        job: LeasedJob,
+        *,
+        delay_s: float = 0.0,
+        reason: str = "",
+        timeout_s: float = 10.0,
+    ) -> Settlement:
+        check_delay(delay_s)
+        nak = partial(self._model.nak, job.token, delay_s, reason)
+        return await self._ask(nak, timeout_s=timeout_s)
+
+    async def statistics(self) -> QueueStatistics:
+        return await self._ask(self._model.statistics)
+
+    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
+        return await self._ask(partial(self._model.dead_letters, count_max))
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        return await self._ask(partial(self._model.dead_letter, job_id))
+
+    async def requeue(self, job_id: str) -> bool:
+        return await self._ask(partial(self._model.requeue, job_id))
+
+    async def purge_dead(self, job_id: str | None = None) -> int:
+        return await self._ask(partial(self._model.purge_dead, job_id))
+
+    async def _ask(
+        self, step: Callable[..., T], *, timeout_s: float = ADMINISTRATION_TIMEOUT_S
     ) -> T:
-        """Take one step of the model as soon as the broker is there."""
+        """Take one step of the model, at a time `now`, as soon as the broker is there."""
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout_s):
             while not self._queues.is_running:
@@ -202,6 +179,6 @@ class MemoryWorkQueue(AskedQueue):
                 f"the broker was away for {timeout_s:g} s, so queue {self._name} is unchanged",
                 definite=True,
             )
-        result: T = getattr(self._model, step)(*arguments, now=trio.current_time())
+        result = step(now=trio.current_time())
         self._queues.notify()
         return result

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from trinamo.runtime.config.planes import NatsConfig, need_servers
+from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.nurseries import open_nursery
 
@@ -21,7 +21,7 @@ async def open_nats(
     section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
     *,
     tls: ssl.SSLContext | None = None,
-    rng: random.Random | None = None,
+    env: Env | None = None,
 ) -> AsyncIterator[NatsEventPlane]:
     """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
 
@@ -47,12 +47,13 @@ async def open_nats(
         need_servers(addresses)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    rng = rng or random.SystemRandom()
-    island = Island(NatsOptions(addresses, section, tls or tls_context(section.tls)), rng=rng)
+    env = env or RealEnv()
+    options = NatsOptions(addresses, section, tls or tls_context(section.tls))
+    island = Island(options, rng=env.rng)
     plane = NatsEventPlane(
         island,
-        inbox=f"_INBOX.{rng.getrandbits(128):032x}",
-        rng=rng,
+        inbox=f"_INBOX.{env.rng.getrandbits(128):032x}",
+        env=env,
         stream_replicas=section.stream_replicas,
     )
     async with open_nursery() as nursery:

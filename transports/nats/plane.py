@@ -1,13 +1,12 @@
 """The event plane over NATS: what the runtime sees of a connection.
 
 Messages are at most once: those that were with the connection when it broke are gone. Publishing
-and receiving are plain calls to the `Line` below: the island that runs nats-py (`island.py`), or the
-simulator's. Work queues on JetStream are in `nats/queue/work_queue.py`.
+and receiving are plain calls to the `Line` below, the island that runs nats-py (`island.py`).
+Work queues on JetStream are in `nats/queue/work_queue.py`.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
@@ -15,6 +14,7 @@ from typing import Self
 import attrs
 import trio
 
+from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, DeadlineError, UnavailableError
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 from trinamo.runtime.planes.subjects import check_message, check_pattern
@@ -73,16 +73,14 @@ class NatsSubscription:
 class NatsEventPlane:
     """An open connection to NATS; made by `open_nats` of `opening.py`."""
 
-    def __init__(
-        self, line: Line, *, inbox: str, rng: random.Random, stream_replicas: int = 1
-    ) -> None:
+    def __init__(self, line: Line, *, inbox: str, env: Env, stream_replicas: int = 1) -> None:
         self._line = line
         self._inbox = inbox
         self._calls: dict[str, _Call] = {}
         self._call_count = 0
         self._publish_count = 0
         self._queue_count = 0
-        self._rng = rng
+        self._env = env
         self._stream_replicas = stream_replicas
         self._subscriptions: dict[NatsSubscription, None] = {}
         self._dropped_before = 0
@@ -214,14 +212,14 @@ class NatsEventPlane:
             limits=limits,
             replicas=self._stream_replicas,
             inbox=f"{self._inbox}-{self._queue_count:x}",
-            rng=self._rng,
+            env=self._env,
         ) as queue:
             yield queue
 
     async def work_queue_names(self) -> list[str]:
         """The work queues there are, sorted."""
         self._check_open()
-        return await list_work_queues(self, rng=self._rng)
+        return await list_work_queues(self, rng=self._env.rng)
 
     async def check_health(self) -> str:
         """One line about the server; raises `ConnectError` if it is not connected."""

@@ -22,10 +22,10 @@ from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
 from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.rpc import METHODS, Metadata
 
-from ..connector import Connector
 from ..peer import StreamPeer
-from ..wire import Call, CallResult, Forget, Heartbeat, Pong, Refusal, encode, reader
+from .connector import Connector
 from .server import PORT
+from .wire import Call, CallResult, Forget, Heartbeat, Pong, Refusal, encode, reader
 
 KEEP_ALIVE_S: Final = 8.0
 """gRPC, as `transports/etcd/channel.py` sets it up, pings after six seconds and waits two."""

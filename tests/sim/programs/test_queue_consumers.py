@@ -29,7 +29,7 @@ def test_a_swarm_finds_nothing() -> None:
 )
 def test_a_swarm_finds_what_happens_twice(bug: str, finding: str) -> None:
     path = next(path for path in scenario_paths() if path.stem == "s10_queue_consumers")
-    assert finding in swarm(play_of(path, bug=bug), range(16)).failures
+    assert finding in swarm(play_of(path, bug=bug), range(48)).failures
 
 
 def test_a_run_is_replayed_step_by_step() -> None:

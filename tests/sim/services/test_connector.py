@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.services.connector import Connector
+from trinamo.sim.services.etcd.connector import Connector
 from trinamo.sim.services.peer import StreamPeer
 
 PORT, SILENCE_S = 7000, 6.0

@@ -11,14 +11,16 @@ import trio
 
 from tests.runtime.kv.caching import CachedSequences
 from tests.worlds import on_host
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.kv.events import BlockSet
 from trinamo.runtime.protocol.kv.names import block_keys
-from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.services import SimulatedNats, open_simulated_nats
+from trinamo.sim import Network, SeedChoices, SimEnv, World
+from trinamo.sim.services import SimulatedNats
+from trinamo.transports.nats import open_nats
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
 WORKERS = ("worker-0", "worker-1", "worker-2")
@@ -62,14 +64,8 @@ class Cluster:
         self.incarnations: dict[str, int] = dict.fromkeys(WORKERS, 0)
 
     def plane(self, name: str) -> AbstractAsyncContextManager[EventPlane]:
-        rng = self.world.choices.stream(name)
-        return on_host(
-            self.world,
-            name,
-            lambda: open_simulated_nats(
-                self.nats.name, rng=rng, buffered_max=8, reconnect_pause_max_s=0.5
-            ),
-        )
+        env, section = SimEnv(self.world, name), NatsConfig(outgoing_messages_max=8)
+        return on_host(self.world, name, lambda: open_nats(self.nats.url, section, env=env))
 
     async def play(self) -> None:
         self.nats.boot()

@@ -12,7 +12,7 @@ import trio
 from tests.sim.services.clusters import TTL_S, Herd
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.worker.registration import Registrar
-from trinamo.sim.services.connector import Connector
+from trinamo.sim.services.etcd.connector import Connector
 from trinamo.transports.etcd.client import EtcdClient
 
 SEEDS = range(4)

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import RemoteProtocolError, TrinamoError
 from trinamo.runtime.planes import Message, QueueLimits
 from trinamo.runtime.protocol.queue.jobs import LeasedJob
@@ -135,7 +136,7 @@ class Liar:
 @asynccontextmanager
 async def opened(liar: Liar) -> AsyncIterator[NatsWorkQueue]:
     async with open_work_queue(
-        liar, "q", limits=QueueLimits(), replicas=1, inbox="i.x", rng=random.Random(1)
+        liar, "q", limits=QueueLimits(), replicas=1, inbox="i.x", env=RealEnv()
     ) as queue:
         yield queue
 

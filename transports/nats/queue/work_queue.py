@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from time import time as wall  # noqa: TID251 -- compared with the server's time stamps
 from typing import Final
 
 import msgspec
 import trio
 
+from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
     DeadlineError,
     OverloadedError,
@@ -87,17 +86,17 @@ async def open_work_queue(
     limits: QueueLimits | None,
     replicas: int,
     inbox: str,
-    rng: random.Random,
+    env: Env,
 ) -> AsyncIterator[NatsWorkQueue]:
     """Open the queue called `name`; `inbox` is a subject of its own for this handle."""
     check_queue_name(name)
-    stream = JetStream(plane, rng=rng)
+    stream = JetStream(plane, rng=env.rng)
     names = StreamNames(name)
     if limits is None:
         limits = await existing_limits(stream, names)
     else:
         await make_streams(stream, names, limits, replicas)
-    queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox)
+    queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox, wall=env.clock.wall)
     async with open_nursery() as nursery:
         await nursery.start(queue.run)
         try:
@@ -117,6 +116,7 @@ class NatsWorkQueue:
         limits: QueueLimits,
         *,
         inbox: str,
+        wall: Callable[[], float],
     ) -> None:
         self._plane = plane
         self._stream = stream
@@ -125,6 +125,8 @@ class NatsWorkQueue:
         self._token_prefix = inbox.rpartition(".")[2]
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
         self._leases = Leases(stream, names)
+        self._wall = wall
+        """Seconds since the epoch, compared with the server's time stamps."""
         self._dead = DeadLetters(stream, names, wall)
         self._held: dict[str, HeldJob] = {}
         self._tokens = itertools.count()
@@ -238,7 +240,7 @@ class NatsWorkQueue:
                     written = await self._write(delivery, leased, revision, until)
                     if written and trio.current_time() < until:
                         self._held[leased.token] = HeldJob(delivery, leased, written, until)
-                        queued_s = max(0.0, wall() - delivery.put_ns / _NS)
+                        queued_s = max(0.0, self._wall() - delivery.put_ns / _NS)
                         about = (attempt, leased.token, queued_s, delivery.origin)
                         return LeasedJob(delivery.job_id, delivery.payload, *about)
         return None  # Others are at it: it is theirs, or is delivered again.
@@ -355,7 +357,9 @@ class NatsWorkQueue:
     # --- looking after it ---
 
     async def statistics(self) -> QueueStatistics:
-        return await read_statistics(self._stream, self._names, wall, deadline=_administration())
+        return await read_statistics(
+            self._stream, self._names, self._wall, deadline=_administration()
+        )
 
     async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
         return await self._dead.list(count_max, deadline=_administration())

@@ -1,11 +1,10 @@
-"""The client's side of a service: one connection, dialled again whenever it is lost.
+"""The client's side of the simulated etcd: one connection, dialled again whenever it is lost.
 
 It gives up a connection on which nothing was heard for `silence_s`, having asked half-way, because
 a frozen server or a cut link sends no FIN. Pauses between tries grow and are jittered, so that the
 clients of a server that returns do not all come at once.
 
-What this module does not do: know which service it is, or repeat what was asked on the lost
-connection (`services/etcd/channel.py`, `services/nats/client.py`).
+What this module does not do: repeat what was asked on the lost connection (`channel.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import trio
 
 from trinamo.runtime.protocol.streams.codec import Frame
 
-from .peer import StreamPeer
+from ..peer import StreamPeer
 
 PAUSE_MIN_S: Final = 0.05
 
