@@ -34,7 +34,7 @@ SEED ?=
 APART := seeds or machines or others or clients
 MARKED = $(BIN)/python -m pytest -n $(LANES) -m $@ $(ARGS) $$(grep -rlw 'mark\.$@' tests properties --include='test_*.py')
 
-.PHONY: help up test seeds machines others clients environments pythons swarm soak house lint types docs bench peers mutants clean model
+.PHONY: help up test seeds machines others clients environments pythons swarm soak reach house lint types docs bench peers mutants clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,9 @@ swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MI
 
 soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10 by SEED=; ARGS=--help
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+reach: $(STAMPS)/dev ## List what of runtime/ and transports/ no simulated run executes; ARGS=--help
+	$(BIN)/python -m tests.house.reach $(ARGS)
 
 house: $(STAMPS)/dev ## Weigh the product, and count what one request walks through; ARGS=--names
 	$(BIN)/python -m tests.house.figures $(ARGS)
