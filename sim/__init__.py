@@ -27,7 +27,15 @@ Nothing of these knows the cluster. Whole clusters are played by `scenario/run.p
 
 from trinamo.points import barrier, note, reached, sometimes
 
-from .checkers import Checker, Delivery, Linearizability, Operation, register
+from .checkers import (
+    Checker,
+    Delivery,
+    Linearizability,
+    Operation,
+    Serializability,
+    models,
+    register,
+)
 from .core.choices import (
     Choice,
     Choices,
@@ -94,6 +102,7 @@ __all__ = [
     "ReplayChoices",
     "Row",
     "SeedChoices",
+    "Serializability",
     "SimClock",
     "SimEnv",
     "SimSocket",
@@ -115,6 +124,7 @@ __all__ = [
     "first_difference",
     "gives_up_and_asks_again",
     "heal_core",
+    "models",
     "note",
     "own_scenario",
     "page_of",

@@ -12,34 +12,20 @@ What this module does not do: weaker rules (sequential, causal), or several obje
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 import attrs
 from typing_extensions import override
 
 from ..core.checker import Checker
+from .models import Specification, register
 
 TRIES_MAX: Final = 200_000
 """How many steps the search takes for one key before it gives up: about a second."""
 LISTED_MAX: Final = 12
-Specification = Callable[..., tuple[Hashable, Any]]
-"""`specification(state, name, *arguments)`: the state after the operation, and what it returns."""
-
-
-def register(state: Hashable, name: str, *arguments: Any) -> tuple[Hashable, Any]:
-    """One value: `read`, `write(value)`, and `cas(expected, value)`, which says whether it wrote.
-
-    With a key for each operation it is a key-value store.
-    """
-    if name == "read":
-        return state, state
-    if name == "write":
-        return arguments[0], None
-    if name == "cas":
-        is_equal = state == arguments[0]
-        return (arguments[1] if is_equal else state), is_equal
-    raise ValueError(f"a register has read, write and cas, not {name!r}")
+BAR_MAX: Final = 48
+"""How many characters wide the timeline of a failing history is."""
 
 
 @attrs.define(eq=False)
@@ -173,5 +159,26 @@ def _told(key: Hashable, operations: list[Operation], longest: list[Operation]) 
             *(f"  {each}" for each in longest[-LISTED_MAX:]),
             "and then none of:",
             *(f"  {each}" for each in left[:LISTED_MAX]),
+            "as they came, time from left to right:",
+            *_timeline([*longest[-LISTED_MAX:], *left[:LISTED_MAX]]),
         ]
     )
+
+
+def _timeline(operations: list[Operation]) -> Iterator[str]:
+    """A bar for each operation from its call to its return; one without a return has no right end."""
+    ends = (end for each in operations for end in (each.called, each.returned))
+    # Only the order of calls and returns is known, so each is one step.
+    places = {end: place for place, end in enumerate(sorted({*ends} - {math.inf}))}
+    width = min(BAR_MAX, len(places))
+
+    def column(end: float) -> int:
+        return places[end] * (width - 1) // max(1, len(places) - 1)
+
+    for each in sorted(operations, key=lambda each: each.called):
+        start = column(each.called)
+        if each.returned == math.inf:
+            bar = "[" + "-" * (width - 1 - start)
+        else:
+            bar = "[" + "-" * (column(each.returned) - start - 1) + "]"
+        yield f"  {' ' * start}{bar:{width - start + 1}}{each}"

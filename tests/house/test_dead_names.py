@@ -65,7 +65,8 @@ KNOWN = {
     "servers of tests and benchmarks": "thaw",
     "the pytest plugin makes it (`src/trinamo/pytest_plugin.py`)": "MarkedTest",
     "tests of anybody's protocol call it": """
-        fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels""",
+        fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels
+        Serializability set_ mutex counter""",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference HOLD unread
         seeds_max mutants task_count open_sockets""",

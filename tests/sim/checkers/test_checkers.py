@@ -226,24 +226,28 @@ def random_history(dice: random.Random) -> Linearizability:
     return history
 
 
-def holds_by_brute_force(operations: list[Operation]) -> bool:
+def holds_by_brute_force(
+    operations: list[Operation], model: Callable[..., Any] = register, initial: Hashable = 0
+) -> bool:
     """Any order of any subset that has all finished ones, and keeps what was before what."""
     done = [each for each in operations if each.returned != float("inf")]
     open_ones = [each for each in operations if each.returned == float("inf")]
     for size in range(len(open_ones) + 1):
         for extra in itertools.combinations(open_ones, size):
-            if any(is_right(order) for order in itertools.permutations([*done, *extra])):
+            if any(
+                is_right(order, model, initial) for order in itertools.permutations([*done, *extra])
+            ):
                 return True
     return False
 
 
-def is_right(order: tuple[Operation, ...]) -> bool:
+def is_right(order: tuple[Operation, ...], model: Callable[..., Any], initial: Hashable) -> bool:
     for place, each in enumerate(order):
         if any(later.returned < each.called for later in order[place + 1 :]):
             return False
-    state: Hashable = 0
+    state = initial
     for each in order:
-        state, result = register(state, each.name, *each.arguments)
+        state, result = model(state, each.name, *each.arguments)
         if each.returned != float("inf") and result != each.result:
             return False
     return True

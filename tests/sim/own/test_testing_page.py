@@ -13,7 +13,14 @@ from tests.sources import ROOT
 
 PAGE = (ROOT / "docs/testing_with_the_simulator.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-NAMES = ("test_store.py", "test_rules.py", "test_state.py", "test_hypothesis.py", "test_labels.py")
+NAMES = (
+    "test_store.py",
+    "test_rules.py",
+    "test_models.py",
+    "test_state.py",
+    "test_hypothesis.py",
+    "test_labels.py",
+)
 
 
 @pytest.mark.slow
@@ -29,7 +36,7 @@ def test_the_code_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
     shown = re.search(
         r"^error AssertionError broken in .*?at test_store[^\n]*", PAGE, re.DOTALL | re.MULTILINE
     )
