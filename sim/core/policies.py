@@ -7,7 +7,8 @@
               between them changes nothing (partial-order reduction by construction)
     step      one task at a time, every pick a recorded decision: any interleaving can happen
     pct       one task at a time, by random priorities that change at a few random steps, which
-              finds a bug of depth d with a known probability (Burckhardt et al., ASPLOS 2010)
+              finds a bug of depth d with a known probability (Burckhardt et al., ASPLOS 2010;
+              `pct_chance` has it). The changes are recorded, the priorities are not
 
 A policy is given the runnable tasks, oldest first, and says which run now, in which order: all of
 them, or one, and then the others stay runnable. 0 is always the default answer: creation order, or whose turn it is.
@@ -21,6 +22,7 @@ Read next: `scheduler.py`, which puts a policy in trio's place of decision.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -38,10 +40,13 @@ if TYPE_CHECKING:
 
 Policy = Literal["batch", "choice", "fifo", "grouped", "pct", "step"]
 
-PCT_DEPTH = 3
-"""Bugs that need so many ordered steps are what `pct` looks for."""
-PCT_STEPS = 4000
-"""How many steps a run is taken to have when `pct` places its changes of priority."""
+PCT_CHANGES = 10
+"""How many changes of priority `pct` makes. A bug that needs fewer is found by whichever of them fit."""
+PCT_HORIZONS = (32, 128, 512, 2048, 8192)
+"""How many steps a run may be taken to have when `pct` places its changes of priority.
+
+The seed draws one, so that short runs and long ones are met without a run that counts steps first.
+"""
 TURNS_MAX = 200
 """How many steps in a row `pct` lets one task take while others wait, before it goes last."""
 
@@ -50,6 +55,21 @@ LATE_S_MAX = 0.001
 """How long events and deadlines may keep a runnable task waiting: two trips of a default link."""
 EVENT_ONE_IN = 4
 """How often `step` lets the next event come before the next step, where it may."""
+
+
+def pct_chance(*, tasks: int, steps: int, depth: int) -> float:
+    """The share of seeds that show a bug of `depth` under `pct`, at least; of a run of so many tasks and steps.
+
+    One task must begin, `depth` - 1 changes must come at their steps, the others after the end. In a horizon
+    that is shorter than the run nothing is sure. 0 for a bug that needs more changes than `pct` makes.
+    """
+    needed, share = depth - 1, 0.0
+    for horizon in PCT_HORIZONS:
+        if horizon >= steps and needed <= PCT_CHANGES:
+            late = (horizon + 1 - steps) / (horizon + 1)
+            ways = math.comb(PCT_CHANGES, needed) * late ** (PCT_CHANGES - needed)
+            share += ways / (horizon + 1) ** needed
+    return share / len(PCT_HORIZONS) / max(1, tasks)
 
 
 Arrange = Callable[[list["Task"]], list["Task"]]
@@ -78,7 +98,7 @@ def policy_named(name: Policy, choices: Choices, clock: EventClock) -> Arrange:
         return _Grouped(choices)
     if name == "step":
         return _Step(choices, clock)
-    return _Priorities(choices.stream("schedule"), clock)
+    return _Priorities(choices, clock)
 
 
 def _as_created(tasks: list[Task]) -> list[Task]:
@@ -163,13 +183,18 @@ class _Step(_OneByOne):
 
 
 class _Priorities(_OneByOne):
-    def __init__(self, rng: random.Random, clock: EventClock) -> None:
+    def __init__(self, choices: Choices, clock: EventClock) -> None:
         super().__init__(clock)
-        self._rng = rng
+        self._rng = choices.stream("schedule")
         self._priorities: dict[Task, float] = {}
-        self._changes = {rng.randrange(PCT_STEPS) for _ in range(PCT_DEPTH - 1)}
+        horizon = self._rng.choice(PCT_HORIZONS)
+        # By the number of the step, from 1; 0 is the dull answer, no change. Which of two changes
+        # takes a task lower does not depend on which comes first.
+        self._changes = {
+            choices.below(horizon + 1, "priority change"): -1.0 - nth for nth in range(PCT_CHANGES)
+        }
         self._step = 0
-        self._lowest = 0.0
+        self._lowest = -1.0 - PCT_CHANGES
         self._last: Task | None = None
         self._turns_in_a_row = 0
         self._next_s, self._next_priority = -1.0, 0.0
@@ -186,12 +211,14 @@ class _Priorities(_OneByOne):
         chosen = max(tasks, key=self._priority_of)
         self._turns_in_a_row = self._turns_in_a_row + 1 if chosen is self._last else 0
         self._last = chosen
-        # The second rule is not in the paper: a task that polls would starve the others for ever.
-        if self._step in self._changes or self._turns_in_a_row > TURNS_MAX:
+        self._step += 1
+        # This rule is not in the paper: a task that polls would starve the others for ever.
+        if self._turns_in_a_row > TURNS_MAX:
             self._lowest -= 1.0
             self._priorities[chosen] = self._lowest
             self._turns_in_a_row = 0
-        self._step += 1
+        elif self._step in self._changes:
+            self._priorities[chosen] = self._changes[self._step]
         return chosen
 
     def _priority_of(self, task: Task) -> float:

@@ -7,7 +7,17 @@ import pytest
 import trio
 
 from tests.sim.programs import echo, response_stream
-from trinamo.sim import Policy, ReplayChoices, SeedChoices, World, first_difference
+from trinamo.sim import (
+    Choices,
+    Policy,
+    ReplayChoices,
+    SeedChoices,
+    Violation,
+    World,
+    first_difference,
+    search,
+)
+from trinamo.sim.core.policies import PCT_CHANGES, PCT_HORIZONS, pct_chance
 from trinamo.sim.programs import leased_queue
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -121,3 +131,55 @@ def test_a_pause_holds_back_tasks_that_were_put_back_for_later() -> None:
     ticks: list[float] = []
     world = World(SeedChoices(1), policy="step")
     world.run(main)
+
+
+def _lose_updates(choices: Choices, policy: Policy = "pct") -> None:
+    """Two tasks of 22 checkpoints, each with one between a read and a write."""
+    shared = 0
+
+    async def add() -> None:
+        nonlocal shared
+        for number in range(22):
+            read = shared
+            await trio.lowlevel.checkpoint()
+            if number == 7:
+                shared = read + 1
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(add)
+            nursery.start_soon(add)
+
+    World(choices, policy=policy).run(main)
+    if shared != 2:
+        raise Violation("no update is lost", f"{shared} of 2")
+
+
+def _is_lost(policy: Policy, seed: int) -> bool:
+    try:
+        _lose_updates(SeedChoices(seed), policy)
+    except Violation:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("policy", "found_min"), [("pct", 3), ("step", 60)])
+def test_a_lost_update_of_a_short_run_is_found(policy: Policy, found_min: int) -> None:
+    found = sum(_is_lost(policy, seed) for seed in range(300))
+    # Whoever goes first is changed at one step: the depth is 2, and either of the two may be that.
+    promised = 300 * pct_chance(tasks=1, steps=50, depth=2)
+    print(f"{policy}: {found} of 300 seeds; pct promises {promised:.1f}")
+    assert found >= max(found_min, promised)
+
+
+def test_the_promise_of_pct_knows_its_limits() -> None:
+    assert pct_chance(tasks=1, steps=8, depth=1) > pct_chance(tasks=2, steps=8, depth=1) > 0
+    assert pct_chance(tasks=2, steps=300, depth=2) > pct_chance(tasks=2, steps=300, depth=3) > 0
+    assert pct_chance(tasks=2, steps=8, depth=PCT_CHANGES + 2) == 0
+    assert pct_chance(tasks=2, steps=PCT_HORIZONS[-1] + 1, depth=1) == 0
+
+
+def test_what_pct_finds_shrinks_to_the_changes_of_priority_that_matter() -> None:
+    found = search(_lose_updates)
+    assert found is not None
+    assert [each.label for each in found.decisions] == ["priority change"]

@@ -24,7 +24,7 @@ from .files import (
     resolve,
     save_played,
 )
-from .text import finding_lines, hint_lines, quietly, say
+from .text import finding_lines, hint_lines, is_under_pct, promise_line, quietly, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -118,6 +118,8 @@ def search(
             with quietly():
                 code = max(code, _save_failures(play, name, progress, out, bar))
             bar.stop()
+            if is_under_pct(play) and progress.runs:
+                say(f"{name}: {promise_line(progress.runs, progress.steps // progress.runs)}")
             for text in progress.coverage.untested:
                 say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
                 code = max(code, EXIT_BROKEN)

@@ -80,6 +80,23 @@ def hint_lines(hints: Iterable[str]) -> list[str]:
     return [f"Hint: {text}." for text in hints]
 
 
+def is_under_pct(play: Scenario) -> bool:
+    """Whether the policy `pct` was asked for, or is the scenario file's own."""
+    text = str(play.parameters.get("text", ""))
+    return play.parameters.get("policy") == "pct" or 'policy = "pct"' in text
+
+
+def promise_line(runs: int, steps: int) -> str:
+    """How many of `runs` seeds `pct` is sure to find a bug in, by its depth; of runs of so many steps."""
+    from trinamo.sim.core.policies import pct_chance
+
+    sure = [runs * pct_chance(tasks=1, steps=steps, depth=depth) for depth in (1, 2, 3)]
+    return (
+        f"pct shows a bug of depth 1, 2 or 3 in at least {sure[0]:.1f}, {sure[1]:.2g} or {sure[2]:.2g}"
+        f" of {runs} seeds of {steps} steps, divided by the number of tasks"
+    )
+
+
 def pin_lines(pin: Pin) -> list[str]:
     """The share of failing endings over virtual time, as bars."""
     lines = ["virtual s  decisions kept  endings that fail"]
