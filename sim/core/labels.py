@@ -71,7 +71,7 @@ def _below(roots: frozenset[str]) -> set[str]:
 def _labels(name: str) -> frozenset[str]:
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
-    except (KeyError, OSError, TypeError, SyntaxError):
+    except (KeyError, OSError, TypeError, ValueError, SyntaxError):
         # Its source is not at hand.
         return frozenset()
     own = vars(sys.modules[name])

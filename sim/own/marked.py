@@ -10,7 +10,7 @@ import os
 import shlex
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from ..core.policies import Policy
 from ..core.world import World
 from ..explore.failure import Failure, load_failure
 from ..explore.run import BadScenario, Scenario
+from ..faults import Fault
+from ..isolation.guard import Ambient
 from .scenario import parts_for
 from .search import Found, Hint, search
 
@@ -36,7 +38,15 @@ class Options:
     seeds: Iterable[int]
     out: Path
     policy: Policy | None = None
+    ambient: Ambient | None = None
+    faults: Sequence[Fault] = ()
     shrink: bool = True
+
+    @property
+    def of_world(self) -> dict[str, Any]:
+        """Those of `World` that were given."""
+        given = {"policy": self.policy, "ambient": self.ambient}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class MarkedTest(Scenario):
@@ -49,7 +59,9 @@ class MarkedTest(Scenario):
         arguments: dict[str, Any],
         options: Options,
     ) -> None:
-        super().__init__(__name__, "MarkedTest", {"where": name})
+        # A plan stands among the parameters, so that shrinking makes it shorter.
+        plan = {"faults": list(options.faults)} if options.faults else {}
+        super().__init__(__name__, "MarkedTest", {"where": name, **plan})
         made = {"name": name, "options": options, "test": partial(function, **arguments)}
         # Scenarios are frozen, and what a failure file holds of one is its fields only.
         for attribute, value in made.items():
@@ -60,12 +72,19 @@ class MarkedTest(Scenario):
     options: Options
 
     @override
+    def changed(self, **parameters: Any) -> MarkedTest:
+        options = attrs.evolve(self.options, faults=parameters.get("faults", self.options.faults))
+        return MarkedTest(self.name, self.test.func, self.test.keywords, options)
+
+    @override
     def __call__(self, choices: Choices) -> object:
-        given, run = parts_for(self.test, choices, self.options.policy)
+        options = self.options
+        given, run = parts_for(self.test, choices, options.of_world, options.faults)
         if run is None and "choices" not in given:
             raise BadScenario(f"{self.name} is marked sim: it must take choices, world or network")
-        if run is None and self.options.policy is not None:
-            raise BadScenario(f"{self.name} makes its own world, which takes the policy")
+        unused = [*options.of_world, *(["faults"] if options.faults else [])]
+        if run is None and unused:
+            raise BadScenario(f"{self.name} makes its own world, which takes the {unused[0]}")
         play: Callable[[], Any] = partial(self.test, **given)
         return play() if run is None or not inspect.iscoroutinefunction(self.test) else run(play)
 
@@ -91,7 +110,8 @@ class MarkedTest(Scenario):
         if found.failure is None:
             return []
         try:
-            self(self._load(found.failure).choices())
+            failure = self._load(found.failure)
+            self.changed(faults=failure.scenario.parameters.get("faults", ()))(failure.choices())
         except Exception as error:  # noqa: BLE001 -- it was found before
             own = inspect.getsourcefile(inspect.unwrap(self.test.func))
             frames = traceback.extract_tb(error.__traceback__)
@@ -109,7 +129,7 @@ class MarkedTest(Scenario):
         if name != self.name:
             return name
         choices = failure.choices()
-        self(choices)
+        self.changed(faults=failure.scenario.parameters.get("faults", ()))(choices)
         assert isinstance(choices.world, World)
         departure = failure.difference(choices.world.trace)
         if departure:

@@ -15,7 +15,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..core.policies import Policy
 from ..core.world import World
 from ..explore.run import BadScenario, Run, Scenario
 from ..explore.swarm import Progress
+from ..faults import Fault, arm
 from ..net.network import Network
 from .source import (
     ALL_PARTS,
@@ -211,7 +212,7 @@ def _call(
     policy: Policy | None,
     arguments: dict[str, Any],
 ) -> object:
-    given, run = parts_for(function, choices, policy)
+    given, run = parts_for(function, choices, {} if policy is None else {"policy": policy})
     if run is None and policy is not None:
         arguments = {**arguments, "policy": policy}
     call = partial(function, **given, **arguments)
@@ -226,21 +227,29 @@ def _call(
 
 
 def parts_for(
-    function: Callable[..., object], choices: Choices, policy: Policy | None
+    function: Callable[..., object],
+    choices: Choices,
+    options: Mapping[str, Any],
+    faults: Sequence[Fault] = (),
 ) -> tuple[dict[str, Any], Callable[[Any], object] | None]:
     """The parts of a run that the function asks for, and what runs its world; None if it makes its own.
 
-    An `async` function has a world with a network, whether it asks for them or not.
+    An `async` function has a world with a network, whether it asks for them or not. `options` are the
+    world's. `faults` are readied as the run begins, unless the function asks for them, too.
     """
     takes = inspect.signature(function).parameters
     is_main = inspect.iscoroutinefunction(function)
-    parts: dict[str, Any] = {"choices": choices}
+    parts: dict[str, Any] = (
+        {"choices": choices, "faults": list(faults)} if faults else {"choices": choices}
+    )
     run = None
     if is_main or not {"world", "network"}.isdisjoint(takes):
-        world = parts["world"] = World(choices) if policy is None else World(choices, policy=policy)
+        world = parts["world"] = World(choices, **options)
         run = world.run
-        if is_main or "network" in takes:
-            parts["network"] = Network(world)
+        if is_main or "network" in takes or faults:
+            network = parts["network"] = Network(world)
+            if faults and "faults" not in takes:
+                world.on_start.append(partial(arm, world, network, faults))
     return {name: part for name, part in parts.items() if name in takes}, run
 
 

@@ -5,7 +5,11 @@
 
 A marked test asks for `choices`, `world` or `network`, and gets others for each seed; an `async` one
 is the run's main function, whatever other plugin there is for those. Its other fixtures are made once,
-and must not be async. Without the mark the three are plain fixtures, for one run.
+and must not be async. Without the mark the three are plain fixtures, for one run, made as the fixture
+`sim_options` says, which anybody may override:
+
+    @pytest.fixture
+    def sim_options(): return {"policy": "step", "ambient": "raise"}
 
 pytest loads this module wherever trinamo is installed, so it imports nothing of it until a test asks.
 Read next: `sim/own/marked.py`, which does the work.
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from .sim import Choices, Network, World
+    from .sim import Choices, Fault, Network, World
 
 
 PARTS: Final = ("choices", "world", "network")
@@ -51,8 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known."""
     config.addinivalue_line(
         "markers",
-        f"sim(seeds={SEEDS}, policy='batch', shrink=True): play the test in so many simulated runs,"
-        " each with a choices, world and network of its own",
+        f"sim(seeds={SEEDS}, policy='batch', ambient=None, faults=[], shrink=True): play the test in so"
+        " many simulated runs, each with a choices, world and network of its own",
     )
 
 
@@ -65,19 +69,35 @@ def choices(request: pytest.FixtureRequest) -> Choices:
 
 
 @pytest.fixture
-def world(choices: Choices) -> World:
-    """A simulated world that has not run."""
-    from .sim import World
-
-    return World(choices)
+def sim_options() -> dict[str, Any]:
+    """How `world` and `network` are made: `policy`, `ambient`, and a plan of `faults`; override it."""
+    return {}
 
 
 @pytest.fixture
-def network(world: World) -> Network:
-    """The network of `world`, where nothing is broken."""
-    from .sim import Network
+def faults(sim_options: dict[str, Any]) -> list[Fault]:
+    """The plan of faults of one run. Who asks for it hands it to `arm`, with what boots a host again."""
+    return list(sim_options.get("faults", []))
 
-    return Network(world)
+
+@pytest.fixture
+def world(choices: Choices, sim_options: dict[str, Any]) -> World:
+    """A simulated world that has not run."""
+    from .sim import World
+
+    return World(choices, **{key: sim_options[key] for key in sim_options if key != "faults"})
+
+
+@pytest.fixture
+def network(world: World, sim_options: dict[str, Any], request: pytest.FixtureRequest) -> Network:
+    """The network of `world`, where nothing is broken but what the plan of faults says."""
+    from .sim import Network, arm
+
+    network = Network(world)
+    faults = sim_options.get("faults")
+    if faults and "faults" not in request.node._fixtureinfo.argnames:  # noqa: SLF001 -- the test's own
+        world.on_start.append(lambda: arm(world, network, faults))
+    return network
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,7 +125,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = MarkedTest(
         pyfuncitem.nodeid,
         pyfuncitem.stash[TEST],
-        _arguments(pyfuncitem),
+        _arguments(pyfuncitem, (*PARTS, *({"faults"} & mark.kwargs.keys()))),
         Options(
             seeds=range(seeds) if isinstance(seeds, int) else seeds,
             out=_folder(config),
@@ -129,10 +149,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _arguments(item: pytest.Function) -> dict[str, Any]:
+def _arguments(item: pytest.Function, parts: tuple[str, ...]) -> dict[str, Any]:
     """What the test takes besides the parts of a run."""
     names = item._fixtureinfo.argnames  # noqa: SLF001 -- as every plugin that calls a test does
-    found = {name: item.funcargs[name] for name in names if name not in PARTS}
+    found = {name: item.funcargs[name] for name in names if name not in parts}
     for name, value in found.items():
         if type(value).__name__ == "TrioFixture":
             pytest.fail(f"a test marked sim cannot take the async fixture {name}", pytrace=False)

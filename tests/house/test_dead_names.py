@@ -63,7 +63,6 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next""",
     "servers of tests and benchmarks": "thaw",
-    "the pytest plugin makes it (`src/trinamo/pytest_plugin.py`)": "MarkedTest",
     "tests of anybody's protocol call it": """
         fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels
         Serializability set_ mutex counter""",

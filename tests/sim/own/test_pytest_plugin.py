@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -200,3 +201,97 @@ def test_the_package_offers_the_plugin_to_pytest() -> None:
     assert (
         '[project.entry-points.pytest11]\n"trinamo.pytest_plugin" = "trinamo.pytest_plugin"' in text
     )
+
+
+OPTIONS = """
+import time
+
+import pytest
+import trio
+
+from trinamo.sim import arm
+
+PLAN = [
+    {"do": "pause", "host": "a", "at_s": 1, "for_s": 2},
+    {"do": "kill", "host": "a", "at_s": 5},
+    {"do": "cut", "host": "a", "to": "b", "at_s": 6, "for_s": 1},
+]
+
+
+async def beats(world):
+    while True:
+        await trio.sleep(1)
+        world.note("beat", read_s=time.monotonic())
+
+
+@pytest.mark.sim(seeds=5, policy="fifo", ambient="virtual", faults=PLAN)
+async def test_beats(world):
+    host = world.boot("a", beats, world)
+    await trio.sleep(8)
+    assert world.policy == "fifo"
+    assert host.state.value == "up", "it died"
+
+
+@pytest.mark.sim(seeds=5, faults=PLAN[:1])
+async def test_own_plan(world, network, faults):
+    assert [fault["do"] for fault in faults] == ["pause"]
+    world.boot("a", beats, world)
+    arm(world, network, faults)
+    await trio.sleep(2)
+    assert world.struck["pause"] == 1, "not armed twice"
+
+
+@pytest.fixture
+def sim_options():
+    return {"policy": "step", "ambient": "virtual", "faults": PLAN[1:2]}
+
+
+def test_fixtures(world, network):
+    async def main():
+        world.boot("a", beats, world)
+        await trio.sleep(8)
+
+    world.run(main)
+    assert world.policy == "step"
+    assert world.noted["beat"] == 4
+
+
+@pytest.fixture
+def mine():
+    return "mine"
+
+
+class TestOwnFixture:
+    @pytest.fixture
+    def faults(self, mine):
+        return mine
+
+    @pytest.mark.sim(seeds=1)
+    async def test_called_faults(self, world, faults):
+        assert faults == "mine"
+        await trio.sleep(world.choices.below(3, "how long"))
+
+
+@pytest.mark.sim(ambient="raise")
+def test_makes_its_own(choices):
+    pass
+"""
+
+
+def test_the_mark_and_the_fixtures_take_a_policy_ambient_and_a_plan_of_faults(
+    folder: Folder,
+) -> None:
+    code, told = folder.run(OPTIONS, "--sim-html", "pages")
+    assert code == 1
+    assert "2 failed, 3 passed" in told
+    assert "test_makes_its_own makes its own world, which takes the ambient" in told
+    assert "it died" in told
+    file = re.search(r"--sim-replay (pages/test_it-test_beats\S+)", told)
+    assert file is not None
+    # Only the fault that matters is left in the plan, and a replay plays that plan.
+    plan = json.loads((folder.path / file[1]).read_text())["scenario"]["parameters"]["faults"]
+    assert [fault["do"] for fault in plan] == ["kill"]
+    code, told = folder.run(OPTIONS, "-k", "test_beats", "--sim-replay", file[1], "-W", "error")
+    assert code == 1
+    assert "it died" in told
+    assert "not the recorded run" not in told
