@@ -58,6 +58,8 @@ machines: $(STAMPS)/dev model ## Test two machines as the page says, and a short
 others: $(STAMPS)/dev model ## Test what programs and libraries of others do for long.
 	$(MARKED)
 
+# One process, as each would start a cluster of its own for its part of the programs.
+clients: LANES := 0
 clients: $(STAMPS)/dev model environments ## Try programs that people point at such a server; the long list, and its page: ARGS=--all
 	$(MARKED)
 

@@ -111,6 +111,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         about("What a client that leaves does to its request: end it now, or let it finish soon."),
     ] = "kill"
     body_bytes_max: Annotated[FrameBytes, about("A larger request body is a 413.")] = 4 << 20
+    embedding_inputs_max: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)],
+        about(
+            "Inputs of one request for embeddings, which are done as places are free; more are a 400."
+            " `body_bytes_max` bounds their tokens in all."
+        ),
+    ] = 2048
     bodies_bytes_max: Annotated[
         Bytes,
         about(

@@ -330,7 +330,8 @@ class Inference:
         check_features(generate, card.features, request.called)
         if tenant:
             generate = msgspec.structs.replace(generate, tenant=tenant)
-        choices = choices_of(request, generate, context_tokens_max)
+        inputs_max = self._config.embedding_inputs_max
+        choices = choices_of(request, generate, context_tokens_max, inputs_max)
         tokens_max = context_tokens_max if generate.max_tokens is None else generate.max_tokens
         return Parsed(
             choices,

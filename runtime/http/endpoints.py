@@ -83,13 +83,16 @@ class EndpointKind:
 
 
 def choices_of(
-    request: AnyRequest, first: GenerateRequest, context_tokens_max: int
+    request: AnyRequest, first: GenerateRequest, context_tokens_max: int, inputs_max: int
 ) -> list[GenerateRequest]:
-    """What engines are asked for each choice of the answer, of which the `first` is made."""
+    """What engines are asked for each choice of the answer, of which the `first` is made.
+
+    Raises `RequestError` if there are too many: of embeddings, more than `inputs_max`.
+    """
     if isinstance(request, SharedRequest):
         return all_choices(request, first, context_tokens_max)
     if isinstance(request, EmbeddingsRequest):
-        return request.to_choices(first, context_tokens_max)
+        return request.to_choices(first, context_tokens_max, inputs_max)
     return [first]
 
 

@@ -99,6 +99,11 @@ PROGRAMS: Final = (
         for name, package, place, script in (
             ("guidellm", "guidellm", LOADS, "evaluations/guidellm_.py"),
             ("locust", "locust", LOADS, "evaluations/locust_.py"),
+            ("inference-perf", "inference-perf", INFERENCE_PERF, "evaluations/inference_perf_.py"),
+            ("evalscope", "evalscope", EVALSCOPE, "evaluations/evalscope_.py"),
+            ("aider", "aider-chat", AIDER, "commands/aider_.py"),
+            ("gptme", "gptme", OLDER, "commands/gptme_.py"),
+            ("promptfoo", "promptfoo", PROMPTFOO, "evaluations/promptfoo_.mjs"),
             ("inspect", "inspect-ai", FRAMEWORKS, "evaluations/inspect_ai_.py"),
             ("deepeval", "deepeval", FRAMEWORKS, "evaluations/deepeval_.py"),
             ("LlamaIndex", "llama-index-llms-openai-like", OLDER, "frameworks/llama_index_.py"),

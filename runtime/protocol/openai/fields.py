@@ -298,7 +298,7 @@ MESSAGES_FIELDS: Final[Mapping[str, Field]] = {
 
 EMBEDDINGS_FIELDS: Final[Mapping[str, Field]] = {
     "model": _SHARED["model"],
-    "input": _obeyed("Text, token ids, or a list of these.", type=str | list[str | int | list[int]]),
+    "input": _obeyed("Text, token ids, or a list of `http.embedding_inputs_max` of these at most.", type=str | list[str | int | list[int]]),
     "encoding_format": _obeyed("`float` or `base64`."),
     "dimensions": _refused("all are given"),
     "truncate_prompt_tokens": _SHARED["truncate_prompt_tokens"],

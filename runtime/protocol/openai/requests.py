@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -380,20 +381,29 @@ Prompt: TypeAlias = tuple[str | None, list[int] | None]
 """As text or as token ids: exactly one of the two is not None."""
 
 
-def all_prompts(raw: Raw, context_tokens_max: int, param: str = "prompt") -> list[Prompt]:
-    """The prompts that `param` holds; raises `RequestError` if there are more than `CHOICES_MAX`."""
+def all_prompts(
+    raw: Raw, context_tokens_max: int, param: str = "prompt", count_max: int = CHOICES_MAX
+) -> list[Prompt]:
+    """The prompts that `param` holds; raises `RequestError` if there are more than `count_max`."""
     raws = [raw]
     if _holds_prompts(raw):
         try:
             # Without a look at any that is too many.
-            listed = _prompts_decoder.decode(raw)
+            listed = _prompts_decoder(count_max).decode(raw)
         except msgspec.ValidationError:
             raise RequestError(
-                f"'{param}' holds more than {CHOICES_MAX} prompts; send several requests",
+                f"'{param}' holds more than {count_max} prompts; send several requests",
                 param=param,
             ) from None
         raws = [each for each in msgspec.structs.astuple(listed) if each is not ABSENT]
     return [one_prompt(each, context_tokens_max, param) for each in raws]
+
+
+def first_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prompt:
+    """The first of the prompts that `param` holds, with no look at the others."""
+    if _holds_prompts(raw):
+        raw = _first_decoder.decode(raw).prompt
+    return one_prompt(raw, context_tokens_max, param)
 
 
 def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prompt:
@@ -446,14 +456,26 @@ decode_completion_request: Final = BodyDecoder(CompletionRequest, COMPLETION_FIE
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])
-_Prompts: Any = msgspec.defstruct(
-    "Prompts",
-    [(f"prompt_{number}", Raw, ABSENT) for number in range(CHOICES_MAX)],
-    array_like=True,
-    forbid_unknown_fields=True,
-    frozen=True,
-)
-_prompts_decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(_Prompts)
+
+
+class _First(msgspec.Struct, array_like=True, frozen=True):
+    prompt: Raw
+
+
+_first_decoder = msgspec.json.Decoder(_First)
+
+
+@cache
+def _prompts_decoder(count_max: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Of a list of so many at most."""
+    prompts: Any = msgspec.defstruct(
+        "Prompts",
+        [(f"prompt_{number}", Raw, ABSENT) for number in range(count_max)],
+        array_like=True,
+        forbid_unknown_fields=True,
+        frozen=True,
+    )
+    return msgspec.json.Decoder(prompts)
 
 
 # --- the messages of a chat, and the turns that they are to an engine -------------------------

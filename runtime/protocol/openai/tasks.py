@@ -18,7 +18,14 @@ from ...errors import LocalProtocolError, RequestError
 from .answers import ErrorDetail, Usage
 from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
 from .generate import Delta, GenerateRequest, SamplingDefaults, Task
-from .requests import CONTEXT_TOKENS_MAX, NO_DEFAULTS, all_prompts, one_prompt, turns_of
+from .requests import (
+    CONTEXT_TOKENS_MAX,
+    NO_DEFAULTS,
+    all_prompts,
+    first_prompt,
+    one_prompt,
+    turns_of,
+)
 from .shaping import ABSENT, is_absent, tools_text
 
 _encode = msgspec.json.Encoder().encode
@@ -113,15 +120,18 @@ class EmbeddingsRequest(_TaskRequest, frozen=True, kw_only=True):
         _: SamplingDefaults = NO_DEFAULTS,
     ) -> GenerateRequest:
         """What the engine of `model` is asked for the first input; see `to_choices`."""
-        prompt, token_ids = all_prompts(self.input, context_tokens_max, "input")[0]
+        prompt, token_ids = first_prompt(self.input, context_tokens_max, "input")
         return GenerateRequest(model=model, prompt=prompt, token_ids=token_ids, task=Task.EMBED)
 
-    def to_choices(self, first: GenerateRequest, context_tokens_max: int) -> list[GenerateRequest]:
-        """A request for each input; that of the `first` is made."""
-        others = all_prompts(self.input, context_tokens_max, "input")[1:]
-        return [first] + [
+    def to_choices(
+        self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
+    ) -> list[GenerateRequest]:
+        """A request for each input, as the `first`; raises `RequestError` if there are more than `inputs_max`."""
+        return [
             msgspec.structs.replace(first, prompt=prompt, token_ids=token_ids)
-            for prompt, token_ids in others
+            for prompt, token_ids in all_prompts(
+                self.input, context_tokens_max, "input", inputs_max
+            )
         ]
 
 

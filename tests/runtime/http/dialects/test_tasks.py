@@ -92,8 +92,24 @@ async def test_the_official_client_reads_embeddings(serve: Any) -> None:
     await running.wait_quiet()
 
 
+async def test_as_many_inputs_are_embedded_as_are_configured(serve: Any) -> None:
+    """By default as many as libraries send at a time."""
+    running = await serve(do_task)
+    answer = (await post(running, "/v1/embeddings", input=["a", "bc"] * 1024)).json()
+    assert [each["embedding"][1] for each in answer["data"]] == [1.0, 2.0] * 1024
+    assert [each["index"] for each in answer["data"]] == list(range(2048))
+
+    narrow = await serve(do_task, embedding_inputs_max=2)
+    assert (await post(narrow, "/v1/embeddings", input=["a", "b"])).status_code == 200
+    refused = (await post(narrow, "/v1/embeddings", input=["a", "b", "c"])).json()["error"]
+    assert refused["param"] == "input"
+    assert "more than 2 prompts" in refused["message"]
+    assert len(narrow.engine.requests) == 2
+    await running.wait_quiet()
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"input": []}, {"input": "a", "dimensions": 3}, {"input": ["a"] * 2000}]
+    "body", [{}, {"input": []}, {"input": "a", "dimensions": 3}, {"input": ["a"] * 2049}]
 )
 async def test_what_cannot_be_embedded_is_refused(serve: Any, body: dict[str, Any]) -> None:
     running = await serve(do_task)
