@@ -127,6 +127,9 @@ class Stack(Wires):
         self._numbers = itertools.count(FIRST_NUMBER)
         self.sockets: dict[int, Any] = {}
         """Those that processes hold (`std_sockets.py`), by what they say their descriptor is."""
+        self.datagram_sockets: dict[tuple[str, Port], Any] = {}
+        """Those that take datagrams (`datagrams.py`), by host and port."""
+        self._datagrams = itertools.count(1)
         self.unanswered: dict[str, str] = {}
         """What simulated sockets were asked for and have not, and who asked first."""
 
@@ -169,6 +172,10 @@ class Stack(Wires):
         number = next(self._numbers)
         self.sockets[number] = socket
         return number
+
+    def next_datagram(self) -> int:
+        """A number for a datagram that is sent."""
+        return next(self._datagrams)
 
     def numbered(self, number: int) -> Any:
         """The open socket that has this number; `OSError` EBADF if there is none."""

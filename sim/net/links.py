@@ -2,11 +2,11 @@
 
 `Links` holds one `Link` for every ordered pair of hosts that ever talked. `shape` gives a profile
 to all links whose ends match two patterns, those to come included; a later `shape` wins, field by
-field. Whether a segment passes, and when it arrives, is asked here by TCP (`connection.py`) and by
-the message bus (`bus.py`), so that one cut silences both.
+field. Whether a segment passes, and when it arrives, is asked here by TCP (`connection.py`), UDP (`datagrams.py`) and by
+the message bus (`bus.py`), so that one cut silences all.
 
-What this module does not do: repeat what was lost. TCP does, and so feels loss as delay; the bus
-does not, and loses the message.
+What this module does not do: repeat what was lost. TCP does, and so feels loss as delay; UDP and the
+bus do not, and lose the message.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Link:
 
     `bytes_per_s` 0 means unlimited. `loss_one_in` n loses one segment or message in n (0: none).
     `fin_delay_s` holds back the end of a connection, as a peer does that closes slowly.
+    `duplicate_one_in` n doubles one UDP datagram in n, `reorder_one_in` n holds one in n back until
+    others may have overtaken it.
     """
 
     latency_s: float = 0.0005
@@ -43,12 +45,17 @@ class Link:
     bytes_per_s: float = 0.0
     loss_one_in: int = 0
     fin_delay_s: float = 0.0
+    duplicate_one_in: int = 0
+    reorder_one_in: int = 0
     is_cut: bool = False
     free_at_s: float = 0.0
     """When the last byte handed to this link will have left it."""
 
 
-PROFILE_FIELDS = ("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s")
+PROFILE_FIELDS = (
+    *("latency_s", "jitter_s", "bytes_per_s", "loss_one_in", "fin_delay_s"),
+    *("duplicate_one_in", "reorder_one_in"),
+)
 
 
 class Links:
@@ -136,7 +143,7 @@ class Links:
 
 def _apply(link: Link, profile: dict[str, float]) -> None:
     for name, value in profile.items():
-        setattr(link, name, int(value) if name == "loss_one_in" else float(value))
+        setattr(link, name, int(value) if name.endswith("_one_in") else float(value))
 
 
 class Wires:

@@ -6,9 +6,9 @@ world's, each host has one IPv4 address, and 127.0.0.1 is the host itself. Fault
 power is off answers nothing, and its peers learn of it by their own timeouts, or by the RST of its
 next life.
 
-What this module does not do: the links (`links.py`), setting up connections (`handshake.py`), what happens on an established connection
-(`connection.py`), the sockets a process holds (`std_sockets.py`). IPv6 is not simulated; asking for
-another family raises EAFNOSUPPORT, as on a machine without it.
+What this module does not do: the links (`links.py`), setting up connections (`handshake.py`), what happens on
+an established connection (`connection.py`), datagrams (`datagrams.py`), the sockets a process holds
+(`std_sockets.py`). IPv6 is not simulated; asking for it raises EAFNOSUPPORT, as on a machine without it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import trio
 
@@ -158,8 +159,10 @@ class Network(Names):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""
-        for number in [number for number, held in self.sockets.items() if held.host is host]:
-            self.forget_socket(number)
+        tables: tuple[dict[Any, Any], ...] = (self.sockets, self.datagram_sockets)
+        for held in tables:
+            for key in [key for key, socket in held.items() if socket.host is host]:
+                del held[key]
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
         own = [endpoint for endpoint in self._endpoints if endpoint.host is host]

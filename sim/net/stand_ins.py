@@ -6,6 +6,7 @@ What this module does not do: the sockets (`std_sockets.py`), the names (`names.
 
 from __future__ import annotations
 
+import errno
 import select
 import selectors
 import socket as stdlib
@@ -17,10 +18,13 @@ import trio
 
 from ..isolation.guard import escape, replaced, trio_seams
 from .asyncio_loops import asyncio_in_place
+from .datagrams import DatagramSocket
 from .handshake import FIRST_NUMBER
 from .names import Names, port_of_service
 from .sockets import SimSocket
-from .std_sockets import StdSocket, StreamSocket
+from .std_sockets import StdSocket, StreamSocket, unanswered
+
+StdSocket.kinds.update({stdlib.SOCK_STREAM: StreamSocket, stdlib.SOCK_DGRAM: DatagramSocket})
 
 
 @contextmanager
@@ -89,7 +93,8 @@ def _socketpair(
     left = StdSocket(stdlib.AF_UNIX if family is None else family, type, proto)
     right = StdSocket(left.family, type, proto)
     if not isinstance(left, StreamSocket) or not isinstance(right, StreamSocket):
-        raise OSError("a simulated pair of sockets is one of streams")
+        unanswered("socketpair of datagrams")
+        raise OSError(errno.EOPNOTSUPP, "a simulated pair of sockets is one of streams")
     left.network.join(left.endpoint, right.endpoint)
     return left, right
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import trio
+from typing_extensions import override
 
 from ..core.host import current_host_name
 from ..isolation.guard import escape
@@ -47,7 +48,7 @@ class StdSocket:
     network: ClassVar[Names]
     """That of the run; see `stand_ins.py`."""
     kinds: ClassVar[dict[int, builtins.type[StdSocket]]] = {}
-    """Which class makes sockets of which type."""
+    """Which class makes sockets of which type; see `stand_ins.py`."""
 
     def __new__(  # noqa: PYI034 -- of one of the kinds
         cls, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None, **_: Any
@@ -61,7 +62,9 @@ class StdSocket:
             )
         kind = stdlib.SOCK_STREAM if type == -1 else type & ~KIND_FLAGS
         if kind not in cls.kinds:
-            raise OSError(errno.EPROTONOSUPPORT, "the simulated network is TCP only")
+            raise OSError(
+                errno.EPROTONOSUPPORT, "a simulated socket is a stream or takes datagrams"
+            )
         return object.__new__(cls.kinds[kind])
 
     def __init__(
@@ -245,6 +248,17 @@ class StdSocket:
             self.network.forget_socket(self._number)
             self._let_go()
 
+    # --- what only some kinds do ------------------------------------------------------------------
+
+    def listen(self, backlog: int = 128) -> None:
+        raise os_error(errno.EOPNOTSUPP)
+
+    def accept(self) -> tuple[StdSocket, Any]:
+        raise os_error(errno.EOPNOTSUPP)
+
+    def sendto(self, data: Buffer, *where: Any) -> int:
+        raise os_error(errno.EOPNOTSUPP)
+
     # --- in terms of the others ------------------------------------------------------------------
 
     def recv_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> int:
@@ -350,6 +364,7 @@ class StreamSocket(StdSocket):
 
     # --- connecting ------------------------------------------------------------------------------
 
+    @override
     def listen(self, backlog: int = 128) -> None:
         self._check_open()
         if self._listener is not None:
@@ -362,6 +377,7 @@ class StreamSocket(StdSocket):
         # From here on the listener is what the process holds.
         self.endpoint.is_open = False
 
+    @override
     def accept(self) -> tuple[StdSocket, Any]:
         self._check_open()
         if self._listener is None:
@@ -449,7 +465,8 @@ class StreamSocket(StdSocket):
             # A broken connection has no room, but must raise all the same.
             return endpoint.write(view.cast("B")[:size].tobytes())
 
-    def sendto(self, data: Buffer, *_: Any) -> NoReturn:
+    @override
+    def sendto(self, data: Buffer, *where: Any) -> NoReturn:
         raise os_error(errno.EISCONN if self.endpoint.is_connected else errno.EPIPE)
 
     # --- ending ----------------------------------------------------------------------------------
@@ -468,6 +485,3 @@ class StreamSocket(StdSocket):
         if self._listener is not None:
             self.network.unlisten(self._listener)
         self.endpoint.close()
-
-
-StdSocket.kinds[stdlib.SOCK_STREAM] = StreamSocket
