@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -126,20 +126,25 @@ def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -
         on_stuck(error.__cause__.with_traceback(None))
         is_stuck = True
     if is_stuck:
-        with replaced(sys, "unraisablehook", lambda _: None):
+        with replaced((sys, "unraisablehook", lambda _: None)):
             loop().abandon()
             gc.collect()
 
 
 @contextmanager
-def replaced(owner: Any, name: str, stand_in: object) -> Iterator[None]:
-    """As `unittest.mock.patch.object`, which takes a tenth of a second to import."""
-    real = getattr(owner, name)
-    setattr(owner, name, stand_in)
+def replaced(*patches: Patch) -> Iterator[None]:
+    """Put each stand-in in place, and back afterwards what was there.
+
+    As `unittest.mock.patch.object`, which takes a tenth of a second to import.
+    """
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     try:
+        for owner, name, stand_in in patches:
+            setattr(owner, name, stand_in)
         yield
     finally:
-        setattr(owner, name, real)
+        for owner, name, real in reversed(before):
+            setattr(owner, name, real)
 
 
 @contextmanager
@@ -223,26 +228,27 @@ def task_number(task: Task) -> int:
 
 def trio_seams(
     socket_type: type[TrioSocket],
-    wait_readable: Callable[[Any], Awaitable[None]],
-    wait_writable: Callable[[Any], Awaitable[None]],
-    notify_closing: Callable[[Any], None],
+    wait_readable: Callable[[Any, Any], Awaitable[None]],
+    wait_writable: Callable[[Any, Any], Awaitable[None]],
+    notify_closing: Callable[[Any, Any], None],
 ) -> list[Patch]:
     """What has to be replaced for trio to make its sockets of `socket_type` and wait for them so.
 
     Waiting is replaced where trio's own functions look it up, so that whoever bound those early is served too.
-    trio's wake-up pair, the only real sockets there are in a run, waits as before.
+    They are called with trio's I/O manager and the socket or its number. trio's wake-up pair, the only real
+    sockets there are in a run, waits as before.
     """
     manager, kernels = type(GLOBAL_RUN_CONTEXT.runner.io_manager), socket.socket
     real = manager.wait_readable
 
     def wait_readable_or_woken(io_manager: Any, fd: Any) -> Awaitable[None]:
-        return real(io_manager, fd) if type(fd) is kernels else wait_readable(fd)
+        return (real if type(fd) is kernels else wait_readable)(io_manager, fd)
 
     return [
         (trio_socket, "_SocketType", socket_type),
         (manager, "wait_readable", wait_readable_or_woken),
-        (manager, "wait_writable", lambda _manager, fd: wait_writable(fd)),
-        (manager, "notify_closing", lambda _manager, fd: notify_closing(fd)),
+        (manager, "wait_writable", wait_writable),
+        (manager, "notify_closing", notify_closing),
     ]
 
 
@@ -347,7 +353,7 @@ class _Probe(trio.abc.Clock):
     async def _use_sockets(self) -> None:
         """Let trio wrap a socket, try, wait and close it, all of which is noted."""
 
-        async def wait(fd: Any) -> None:
+        async def wait(_manager: Any, fd: Any) -> None:
             self.used.append(f"wait for {fd}")
 
         class Socket(TrioSocket):
@@ -363,12 +369,10 @@ class _Probe(trio.abc.Clock):
             def __init__(self, sock: Any) -> None:
                 self._sock, self._did_shutdown_SHUT_WR = sock, False
 
-        def notify(fd: Any) -> None:
+        def notify(_manager: Any, fd: Any) -> None:
             self.used.append(f"close {fd}")
 
-        with ExitStack() as stack:
-            for owner, name, stand_in in trio_seams(Socket, wait, wait, notify):
-                stack.enter_context(replaced(owner, name, stand_in))
+        with replaced(*trio_seams(Socket, wait, wait, notify)):
             await trio.lowlevel.wait_readable(1)
             await trio.lowlevel.wait_writable(2)
             trio.lowlevel.notify_closing(3)
@@ -402,8 +406,7 @@ def check_trio() -> None:
             raise _moved(f"trio._core._run.{name} is gone")
     probe = _Probe()
     with (
-        replaced(trio_run, "_r", probe),
-        replaced(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", stand_in=True),
+        replaced((trio_run, "_r", probe), (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)),
     ):
         try:
             trio.run(probe.main, clock=probe)

@@ -100,14 +100,14 @@ def _replace(trio_asyncio: Any, network: Names, stack: ExitStack) -> None:
             raise _moved("its loops have no _q_recv")
         loop._q_recv = _Queue(loop._q_recv, network.world.choices)  # noqa: SLF001 -- looked for just now
 
-    for owner, name, stand_in in (
+    patches = (
         (asyncio.tasks, "Task", task),
         (asyncio.BaseEventLoop, "create_future", lambda loop: future(loop=loop)),
         (asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo),
         (asyncio.BaseEventLoop, "getnameinfo", getnameinfo),
         (loop_class, "_main_loop_init", begin_in_order),
-    ):
-        stack.enter_context(replaced(owner, name, stand_in))
+    )
+    stack.enter_context(replaced(*patches))
 
 
 def _numbered() -> tuple[type[asyncio.Task[Any]], type[asyncio.Future[Any]]]:

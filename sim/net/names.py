@@ -45,10 +45,10 @@ class Names(Stack, trio.abc.HostnameResolver):
         name = "localhost" if host is None else host if isinstance(host, str) else host.decode()
         if name == "localhost":
             return LOOPBACK
-        if _ADDRESS.fullmatch(name):
-            return name
         if self.world.knows(name):
             return self.address_of(name)
+        if _ADDRESS.fullmatch(name):
+            return name
         if len(self.unknown_names) < UNKNOWN_MAX:
             self.unknown_names.setdefault(name, current_host_name())
         known = ", ".join(self.world.host_names) or "none"
@@ -75,7 +75,7 @@ class Names(Stack, trio.abc.HostnameResolver):
         elif name is None and flags & stdlib.AI_PASSIVE:
             own, found = stdlib.AF_INET, ("0.0.0.0", port_number(port))  # noqa: S104
         elif name is not None and flags & stdlib.AI_NUMERICHOST and not _ADDRESS.fullmatch(name):
-            raise stdlib.gaierror(stdlib.EAI_NONAME, f"{name!r} is no address")
+            raise stdlib.gaierror(stdlib.EAI_NONAME, "not an address")
         else:
             own, found = stdlib.AF_INET, (self.find(name), port_number(port))
         if family not in (stdlib.AF_UNSPEC, own):

@@ -67,7 +67,7 @@ class SimSocket(TrioSocket):
     async def recv_arrived(self, buflen: int) -> bytes:
         """As `recv`, but without a checkpoint if something has arrived already."""
         sock: StreamSocket = self._sock
-        if not sock.is_closed:
+        if not sock.is_closed and not sock.is_ready(writes=False):
             await sock.wait(writes=False)
         return sock.recv(buflen)
 

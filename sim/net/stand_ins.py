@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import trio
 
+from ..isolation.ambient import Patch
 from ..isolation.guard import escape, replaced, trio_seams
 from .asyncio_loops import asyncio_in_place
 from .datagrams import DatagramSocket
@@ -43,14 +44,24 @@ def sockets_in_place(network: Names) -> Iterator[None]:
         held: StdSocket = network.numbered(number)
         return held
 
-    async def wait(fd: Any, *, writes: bool) -> None:
+    async def wait_readable(_: object, fd: Any) -> None:
         sock = of(fd)
-        if sock.is_ready(writes=writes):
+        if sock.is_ready(writes=False):
             await trio.lowlevel.checkpoint()
         else:
-            await sock.wait(writes=writes)
+            await sock.wait(writes=False)
 
-    patches = [
+    async def wait_writable(_: object, fd: Any) -> None:
+        sock = of(fd)
+        if sock.is_ready(writes=True):
+            await trio.lowlevel.checkpoint()
+        else:
+            await sock.wait(writes=True)
+
+    def notify_closing(_: object, fd: Any) -> None:
+        of(fd).notify_closing()
+
+    patches: list[Patch] = [
         (stdlib, "socket", StdSocket),
         (stdlib, "socketpair", _socketpair),
         (stdlib, "fromfd", lambda fd, *_: network.numbered(fd)),
@@ -69,16 +80,9 @@ def sockets_in_place(network: Names) -> Iterator[None]:
             "DefaultSelector",
             _waits_in_kernel("an event loop, or a selector, of its own"),
         ),
-        *trio_seams(
-            SimSocket,
-            lambda fd: wait(fd, writes=False),
-            lambda fd: wait(fd, writes=True),
-            lambda fd: of(fd).notify_closing(),
-        ),
+        *trio_seams(SimSocket, wait_readable, wait_writable, notify_closing),
     ]
-    with ExitStack() as stack:
-        for owner, name, stand_in in patches:
-            stack.enter_context(replaced(owner, name, stand_in))
+    with replaced(*patches), ExitStack() as stack:
         StdSocket.network = network
         stack.callback(delattr, StdSocket, "network")
         asyncio_in_place(network, stack)

@@ -45,7 +45,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 -- what a socket is bound to that nobody boun
 class StdSocket:
     """What all kinds of sockets share; making one gives a `StreamSocket` or a `DatagramSocket`."""
 
-    network: ClassVar[Names]
+    network: Names
     """That of the run; see `stand_ins.py`."""
     kinds: ClassVar[dict[int, builtins.type[StdSocket]]] = {}
     """Which class makes sockets of which type; see `stand_ins.py`."""
@@ -74,18 +74,18 @@ class StdSocket:
             # `__new__` found the one that has this number.
             return
         # Some are closed when the run is over, and the class has no network any more.
-        vars(self)["network"] = StdSocket.network
-        self.family = stdlib.AddressFamily(stdlib.AF_INET if family == -1 else family)
-        self.host = self.network.world.host(current_host_name())
+        self.network = network = StdSocket.network
+        self.family = stdlib.AF_UNIX if family == stdlib.AF_UNIX else stdlib.AF_INET
+        self.host = network.world.host(current_host_name())
         is_blocking = type == -1 or not type & stdlib.SOCK_NONBLOCK
-        self.timeout = stdlib.getdefaulttimeout() if is_blocking else 0.0
+        self.timeout: float | None = None if is_blocking else 0.0
         self._bound: Address | None = None
         self.is_closed = False
         self._closings = 0
         """How often trio was told that it is about to be closed."""
         self._waiting: set[bool] = set()
         """Whether a task waits to read (False) and whether one waits to write (True)."""
-        self._number = self.network.add_socket(self)
+        self._number = network.add_socket(self)
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class StdSocket:
         )
 
     async def wait(self, *, writes: bool) -> None:
-        """As `trio.lowlevel.wait_writable` or `wait_readable`, but without a checkpoint if it is ready.
+        """Return once it is ready, which it is not now.
 
         As with epoll, who waits for a socket that is closed without a word to trio waits for ever.
         """
@@ -227,19 +227,21 @@ class StdSocket:
         self._waiting.add(writes)
         closings = self._closings
         try:
-            while not self.is_closed and not self.is_ready(writes=writes):
+            while True:
                 await self.lot(writes=writes).park()
                 if self._closings != closings:
                     raise trio.ClosedResourceError("another task closed this fd")
-            if self.is_closed:
-                await trio.sleep_forever()
+                if self.is_closed:
+                    await trio.sleep_forever()
+                if self.is_ready(writes=writes):
+                    return
         finally:
             self._waiting.discard(writes)
 
     def notify_closing(self) -> None:
         """As `trio.lowlevel.notify_closing`: wake those who wait, with `ClosedResourceError`."""
         self._closings += 1
-        for writes in (False, True):
+        for writes in sorted(self._waiting):
             self.lot(writes=writes).unpark_all()
 
     def close(self) -> None:
@@ -408,6 +410,8 @@ class StreamSocket(StdSocket):
 
     def is_ready(self, *, writes: bool) -> bool:
         """Whether epoll would report it readable, or writable."""
+        if not writes and self.endpoint.is_readable:
+            return True
         if self._listener is not None:
             return not writes and bool(self._listener.ready)
         if not self.endpoint.is_connected:
