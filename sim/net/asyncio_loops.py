@@ -11,7 +11,6 @@ asyncio is not imported here: only who loads trio-asyncio needs this.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import itertools
 import sys
@@ -136,6 +135,8 @@ def _numbered() -> tuple[type[asyncio.Task[Any]], type[asyncio.Future[Any]]]:
 
 
 def _moved(what: str) -> UnsupportedTrio:
+    import importlib.metadata  # noqa: PLC0415 -- it takes long to load
+
     return UnsupportedTrio(f"trio-asyncio {importlib.metadata.version('trio-asyncio')}: {what}")
 
 

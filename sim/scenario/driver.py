@@ -151,7 +151,8 @@ class ClusterDriver:
     def _shape_links(self) -> None:
         """Give links what the scenario says of them."""
         for plan in self.scenario.links:
-            shape = {name: getattr(plan, name) for name in PROFILE_FIELDS}
+            # A cluster sends no datagrams, so its plans say nothing of them.
+            shape = {name: getattr(plan, name, None) for name in PROFILE_FIELDS}
             profile = {name: value for name, value in shape.items() if value is not None}
             self.outcome.network.links.shape(plan.source, plan.target, **profile)
             if plan.is_both_ways:
