@@ -56,8 +56,8 @@ class World(Machines):
 
     `steps_max` bounds task steps, `virtual_s_max` virtual time. `trace_steps` False leaves the
     steps out of the trace: shorter, and blind to differences that never become visible. With
-    `keep_rows` False the trace holds its digest only. `ambient` says what reading real time or dice
-    does (see `isolation/guard.py`).
+    `keep_rows` False the trace holds its digest only. Who reads the machine's time or dice
+    for itself gets the run's; with `ambient="raise"` only libraries do, and others get an `Escape`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class World(Machines):
         policy: Policy = "batch",
         steps_max: int = 2_000_000,
         virtual_s_max: float = 3600.0,
-        ambient: Ambient = "raise",
+        ambient: Ambient = "virtual",
         trace_steps: bool = True,
         keep_rows: bool = True,
     ) -> None:

@@ -1,25 +1,31 @@
 """What code sees that reads the machine's clocks and dice for itself during a run.
 
-Our own code must not: it takes time and dice from its environment, and reading them raises `Escape`.
-Libraries do (prometheus-client stamps its metrics, hypercorn its headers), and get the virtual clock
-and dice of the run. Who is calling is read off the stack: the first frame outside the standard
-library; what was installed among the site packages is a library. With `ambient="virtual"` everybody
-is treated like one.
+Everybody gets the virtual clock and dice of the run. With `ambient="raise"` only libraries do
+(prometheus-client stamps its metrics, hypercorn its headers), and one's own code, which is to take
+time and dice from its environment, gets an `Escape`. Who is calling is then read off the stack: the
+first frame outside the standard library; what was installed among the site packages is a library.
 
-Names bound early (`from time import monotonic`) are replaced in every loaded module that holds one.
-What still escapes: clocks and dice kept in closures, defaults or attributes before the run, and
-`datetime.now()` and other C code; a lint rule (`tests/sim/isolation/test_lint.py`) keeps those out
-of what is simulated. Read next: `guard.py`, which puts these stand-ins in place.
+Names bound early (`from time import monotonic`) are replaced in every loaded module that holds one,
+and `datetime.now` in the type itself. A module that is first imported during a run has dice of its
+own, of its name, so the run's are the same if it was imported before. What still escapes: clocks and
+dice kept in closures, defaults or attributes before the run, and the clocks of other C code, such as
+numpy's; a lint rule (`tests/sim/isolation/test_lint.py`) keeps those out of what is simulated.
+Read next: `guard.py`, which puts these stand-ins in place.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib._bootstrap as importing
 import logging
 import os
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+from functools import cache
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
@@ -29,9 +35,7 @@ Ambient = Literal["raise", "virtual"]
 Patch = tuple[Any, str, Any]
 Refuse = Callable[[str], Callable[..., Any]]
 
-CLOCKS = ("time", "monotonic", "perf_counter")
-# What measures the machine, or formats its clock when no time is given.
-REFUSED_CLOCKS = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
+CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 FORMATTERS = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 DICE = tuple(
     name
@@ -86,26 +90,109 @@ def stand_ins(
         (time, "clock_gettime", for_libraries("time.clock_gettime", by_number)),
         (time, "clock_gettime_ns", for_libraries("time.clock_gettime_ns", _in_ns(by_number))),
     ]
-    patches += [(time, name, refuse(f"time.{name}")) for name in REFUSED_CLOCKS]
     for name, index in FORMATTERS.items():
         refused = for_libraries(f"time.{name} without a time", _formatted(name, wall))
         patches.append((time, name, _only_given(getattr(time, name), index, refused)))
     for name in DICE:
         # The generator behind them is seeded for the run.
         patches.append((random, name, for_libraries(f"random.{name}", getattr(random, name))))
+    seed = _seeded(rng, for_libraries("random.Random without a seed", rng.getrandbits))
     patches += [
+        (random.Random, "seed", seed),
+        (random, "seed", seed.__get__(getattr(random.seed, "__self__", None))),
         (os, "urandom", for_libraries("os.urandom", rng.randbytes)),
-        (
-            os,
-            "getrandom",
-            for_libraries("os.getrandom", lambda size, _flags=0: rng.randbytes(size)),
-        ),
+        (os, "getrandom", for_libraries("os.getrandom", lambda n, _flags=0: rng.randbytes(n))),
         (random, "_urandom", for_libraries("random.SystemRandom or secrets", rng.randbytes)),
     ]
     by_real = {id(getattr(owner, name)): stand_in for owner, name, stand_in in patches}
     patches += [(module, name, by_real[key]) for module, name, key in _early_bound(by_real)]
-    patches.append((logging, "time", _LogTime(wall)))
+    patches += [
+        (importing, "_find_and_load", _with_dice_of_its_own(rng)),
+        *_dates(wall, for_libraries),
+        *_uuids(rng, refuse if ambient == "raise" else None),
+    ]
+    if ambient == "raise":
+        patches.append((logging, "time", _LogTime(wall)))
     return patches
+
+
+def _seeded(rng: random.Random, drawn: Callable[[int], int]) -> Any:
+    """`Random.seed` that draws from the run where it would ask the machine."""
+    real = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        # The run's own generator is given its seeds.
+        real(self, drawn(256) if a is None and self is not rng else a, version)
+
+    return seed
+
+
+def _with_dice_of_its_own(rng: random.Random) -> Callable[..., Any]:
+    """Python's search for a module that is not loaded; what it draws is the same in every run."""
+    real = importing._find_and_load  # noqa: SLF001 -- looked for by `closed_world`
+
+    def find_and_load(name: str, import_: Any) -> Any:
+        before = random.getstate(), rng.getstate()
+        random.seed(f"import/{name}")
+        rng.seed(f"import/{name}/ambient")
+        try:
+            return real(name, import_)
+        finally:
+            random.setstate(before[0])
+            rng.setstate(before[1])
+
+    return find_and_load
+
+
+class _NamesOfType:
+    """The attributes of a type written in C, which Python code may not set, as those of an object."""
+
+    def __init__(self, kind: type) -> None:
+        import ctypes  # noqa: PLC0415 -- a tenth of the simulator's import
+
+        names: dict[str, Any] = gc.get_referents(kind.__dict__)[0]
+        vars(self).update(_kind=kind, _names=names, _is_changed=ctypes.pythonapi.PyType_Modified)
+        self._is_changed.argtypes, self._is_changed.restype = [ctypes.py_object], None
+
+    def __getattr__(self, name: str) -> Any:
+        return self._names[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._names[name] = value
+        self._is_changed(self._kind)
+
+
+@cache
+def names_of_datetime() -> Any:
+    """`datetime.datetime` as an object whose methods can be replaced."""
+    return _NamesOfType(datetime)
+
+
+def _dates(
+    wall: Callable[[], float],
+    for_libraries: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+) -> list[Patch]:
+    """The two calls of the type that ask the machine in C; `today` asks the module `time`."""
+
+    def now(cls: type[datetime], tz: tzinfo | None = None) -> datetime:
+        return cls.fromtimestamp(wall(), tz)
+
+    def utcnow(cls: type[datetime]) -> datetime:
+        return cls.fromtimestamp(wall(), UTC).replace(tzinfo=None)
+
+    kind = names_of_datetime()
+    return [
+        (kind, "now", classmethod(for_libraries("datetime.now", now))),
+        (kind, "utcnow", classmethod(for_libraries("datetime.utcnow", utcnow))),
+    ]
+
+
+def _uuids(rng: random.Random, refuse: Refuse | None) -> list[Patch]:
+    """`uuid1` asks for the address of a network card, and a library in C for the time."""
+    if refuse is not None:
+        return [(uuid, "uuid1", refuse("uuid.uuid1"))]
+    names = {"_generate_time_safe": None, "_UuidCreate": None, "_last_timestamp": None}
+    return [(uuid, "_node", rng.getrandbits(48)), *((uuid, *each) for each in names.items())]
 
 
 def _in_ns(read: Callable[..., float]) -> Callable[..., int]:

@@ -1,7 +1,6 @@
 """Keeps a run closed: whatever would make two runs of one seed differ is replaced or refused.
 
-Our own code that reads time or dice gets an `Escape` that names the call; libraries get virtual ones
-(`ambient.py`). Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. The
+Time and dice are the run's (`ambient.py`). Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. The
 collector of cyclic garbage is off, because when it comes depends on what went before.
 
 This is the only file that touches trio's private names. `check_trio` proves that they are where
@@ -18,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -178,7 +176,6 @@ def closed_world(
         (trio, "run_process", refuse("trio.run_process")),
         (trio.lowlevel, "open_process", refuse("trio.lowlevel.open_process")),
         (time, "sleep", refuse("time.sleep")),
-        (uuid, "uuid1", refuse("uuid.uuid1")),
         (socket, "getaddrinfo", _numeric_only(refuse("socket.getaddrinfo for a name"))),
     ]
     dice_before = random.getstate()
@@ -187,7 +184,7 @@ def closed_world(
     gc.disable()
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
     random.seed(rng.getrandbits(64))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    before = [(owner, name, _real(owner, name)) for owner, name, _ in patches]
     for owner, name, stand_in in patches:
         setattr(owner, name, stand_in)
     try:
@@ -204,6 +201,16 @@ def closed_world(
         random.setstate(dice_before)
         if collected:
             gc.enable()
+
+
+def _real(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except (AttributeError, KeyError):
+        version = sys.version.partition(" ")[0]
+        raise UnsupportedTrio(
+            f"trio {trio.__version__}, Python {version}: no {name} in {owner}"
+        ) from None
 
 
 def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:

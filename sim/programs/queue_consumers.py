@@ -177,7 +177,9 @@ def run(
     policy: Policy = "grouped",
 ) -> World:
     """Play until every job is done, or to the horizon; raises `Violation` I8 or `liveness`."""
-    world = World(choices, policy=policy, steps_max=400_000, virtual_s_max=2 * HORIZON_S)
+    world = World(
+        choices, policy=policy, steps_max=400_000, virtual_s_max=2 * HORIZON_S, ambient="raise"
+    )
     Network(world, latency_s=0.01, jitter_s=0.005)
     cluster = _Cluster(world, jobs=jobs, workers=workers, losses=losses)
 

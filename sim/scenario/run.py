@@ -35,6 +35,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
         policy=scenario.policy or "batch",
         steps_max=scenario.limits.steps,
         virtual_s_max=scenario.limits.virtual_s,
+        ambient="raise",
     )
     plan = scenario.network
     network = Network(

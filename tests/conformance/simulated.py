@@ -63,7 +63,7 @@ class SimulatedEtcdBackend:
     is_virtual = True
 
     def __init__(self, seed: int = 1) -> None:
-        self.world = World(SeedChoices(seed), steps_max=20_000_000)
+        self.world = World(SeedChoices(seed), steps_max=20_000_000, ambient="raise")
         self.network = Network(self.world, tear_one_in=8, short_one_in=16)
         self._numbers = itertools.count(1)
         self._shared: SimulatedEtcd | None = None

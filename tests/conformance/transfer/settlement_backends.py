@@ -97,7 +97,7 @@ class OverSimulatedTcp:
     """The same planes over the simulator's network, a host each."""
 
     def __init__(self) -> None:
-        self.world = World(SeedChoices(1))
+        self.world = World(SeedChoices(1), ambient="raise")
         self.network = Network(self.world, tear_one_in=4, short_one_in=4)
         self._lives = itertools.count(1)
 

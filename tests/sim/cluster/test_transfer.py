@@ -18,7 +18,7 @@ BLOCKS, SIZE = 40, 700
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("direction", Direction)
 def test_blocks_arrive_over_simulated_sockets(direction: Direction, seed: int) -> None:
-    world = World(SeedChoices(seed), virtual_s_max=2000)
+    world = World(SeedChoices(seed), virtual_s_max=2000, ambient="raise")
     Network(world, tear_one_in=3, short_one_in=3, window_bytes=4096)
     here = bytearray(random.Random(1).randbytes(BLOCKS * SIZE))
     there = bytearray(random.Random(2).randbytes(BLOCKS * SIZE))

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from trinamo.sim import (
 )
 
 # Looked up when called: the guard replaces the names.
-# ruff: noqa: PLW0108
+# ruff: noqa: PLW0108, DTZ
 ESCAPES: dict[str, Callable[[], Any]] = {
     "time.time": lambda: time.time(),
     "time.monotonic_ns": lambda: time.monotonic_ns(),
@@ -38,6 +39,10 @@ ESCAPES: dict[str, Callable[[], Any]] = {
     "time.sleep": lambda: time.sleep(0),
     "random.random": lambda: random.random(),
     "random.shuffle": lambda: random.shuffle([1, 2]),
+    "random.Random": lambda: random.Random(),
+    "datetime.now": lambda: datetime.now(UTC),
+    "datetime.utcnow": lambda: datetime.utcnow(),
+    "date.today": lambda: date.today(),
     "os.urandom": lambda: os.urandom(4),
     "uuid.uuid1": lambda: uuid.uuid1(),
     "uuid4": lambda: uuid.uuid4(),
@@ -52,7 +57,7 @@ ESCAPES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_reaching_for_the_real_world_raises_escape(name: str) -> None:
-    world = World(SeedChoices(1))
+    world = World(SeedChoices(1), ambient="raise")
     Network(world)
 
     async def main() -> None:
@@ -151,7 +156,7 @@ def test_an_escape_that_the_code_swallows_still_fails_the_run() -> None:
         await trio.sleep(1)
 
     with pytest.raises(Escape, match=r"time\.time"):
-        World(SeedChoices(1)).run(main)
+        World(SeedChoices(1), ambient="raise").run(main)
 
 
 def test_everything_is_as_before_after_a_run_that_failed() -> None:
@@ -168,22 +173,40 @@ def test_everything_is_as_before_after_a_run_that_failed() -> None:
     socket.socket().close()
 
 
-def test_ambient_time_and_dice_may_be_virtual() -> None:
+def test_time_and_dice_are_the_run_s_for_whoever_asks() -> None:
+    """Nothing is silently real: neither what C code asks for, nor dice that nobody seeded."""
+
     def draw(seed: int) -> list[Any]:
         seen: list[Any] = []
 
         async def main() -> None:
             await trio.sleep(2)
-            seen.extend((time.monotonic(), time.time(), time.time_ns()))
+            seen.extend((time.monotonic(), time.time(), time.time_ns(), time.process_time()))
+            seen.extend((datetime.now(UTC), datetime.utcnow(), datetime.now(), datetime.today()))
+            seen.extend((date.today(), datetime.now(tz=UTC), time.strftime("%s"), Stamp.now(UTC)))
             seen.extend((random.random(), os.urandom(4), uuid.uuid4(), secrets.token_hex(4)))
+            seen.extend((random.Random().random(), uuid.uuid1()))
+            random.seed()
+            seen.append(random.random())
 
-        World(SeedChoices(seed), ambient="virtual").run(main)
+        World(SeedChoices(seed)).run(main)
         return seen
 
     first, again, other = draw(1), draw(1), draw(2)
     assert first == again
-    assert first[:3] == [2.0, 1_700_000_002.0, 1_700_000_002_000_000_000]
-    assert all(a != b for a, b in zip(first[3:], other[3:], strict=True))
+    at_s, utc = 1_700_000_002, datetime.fromtimestamp(1_700_000_002, UTC)
+    assert first[:4] == [2.0, at_s, at_s * 1_000_000_000, 2.0]
+    local = datetime.fromtimestamp(at_s)
+    assert first[4:8] == [utc, utc.replace(tzinfo=None), local, local]
+    assert first[8:12] == [local.date(), utc, str(at_s), Stamp.fromtimestamp(at_s, UTC)]
+    assert type(first[4]) is datetime, "no stand-in: it can be pickled, compared, stored"
+    assert type(first[11]) is Stamp
+    assert all(a != b for a, b in zip(first[12:], other[12:], strict=True))
+    assert datetime.now(UTC).year > 2024, "real again"
+
+
+class Stamp(datetime):
+    """Somebody's own kind of date."""
 
 
 def test_log_records_carry_virtual_time(caplog: pytest.LogCaptureFixture) -> None:

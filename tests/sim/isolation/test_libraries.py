@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import random
 import sys
 import time
 import types
@@ -108,7 +110,7 @@ def test_a_clock_that_our_own_code_bound_early_still_raises() -> None:
 
     try:
         with pytest.raises(Escape, match=r"time\.monotonic\n.*in read"):
-            World(SeedChoices(1)).run(main)
+            World(SeedChoices(1), ambient="raise").run(main)
         assert module.read() > 0, "real again after the run"
     finally:
         del sys.modules["own_early"]
@@ -159,6 +161,61 @@ def test_a_library_may_format_the_clock(tmp_path: Any) -> None:
     assert seen == [time.strftime("%H:%M", at), at, time.ctime(1_700_000_060)]
     with pytest.raises(Escape, match=r"time\.strftime without a time\n.*in formats_itself"):
         World(SeedChoices(1), ambient="raise").run(formats_itself)
+
+
+def test_a_module_imported_in_the_middle_of_a_run_draws_no_dice_of_it(tmp_path: Any) -> None:
+    """Else the first run of a process would differ from the second, which finds it loaded."""
+    code = "import os, random\nDRAWN = random.random(), os.urandom(4), random.Random().random()\n"
+    (tmp_path / "drawing_at_its_top.py").write_text(code)
+    sys.path.insert(0, str(tmp_path))
+    drawn: list[Any] = []
+
+    async def main() -> None:
+        import drawing_at_its_top  # type: ignore[import-not-found]
+
+        drawn.append((drawing_at_its_top.DRAWN, random.random(), os.urandom(4)))
+
+    try:
+        digests = [World(SeedChoices(1)).run(main) for _ in range(2)]
+        del sys.modules["drawing_at_its_top"]
+        World(SeedChoices(2)).run(main)
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("drawing_at_its_top", None)
+    assert digests[0] == digests[1]
+    assert drawn[0] == drawn[1]
+    assert drawn[2][0] == drawn[0][0], "of its name, whichever run is the first to import it"
+    assert drawn[2][1:] != drawn[0][1:]
+
+
+def test_a_library_does_the_same_from_a_checkout_as_installed(tmp_path: Any) -> None:
+    code = """
+import random, threading, time, uuid
+from datetime import datetime
+from time import perf_counter
+def facts():
+    stamps = time.time(), time.monotonic(), perf_counter(), time.strftime("%H:%M")
+    return *stamps, datetime.now(), random.uniform(0, 1), uuid.uuid4()
+"""
+    seen: list[Any] = []
+
+    async def main() -> None:
+        import placed_library  # type: ignore[import-not-found]
+
+        await trio.sleep(1)
+        seen.append(placed_library.facts())
+
+    for place in ("checkout", "site-packages"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "placed_library.py").write_text(code)
+        sys.path.insert(0, str(tmp_path / place))
+        try:
+            World(SeedChoices(1)).run(main)
+        finally:
+            del sys.path[0]
+            sys.modules.pop("placed_library", None)
+    assert seen[0] == seen[1]
+    assert seen[0][:3] == (1_700_000_001.0, 1.0, 1.0)
 
 
 def test_who_calls_is_the_first_frame_outside_the_standard_library() -> None:

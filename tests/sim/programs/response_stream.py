@@ -48,7 +48,7 @@ SETTLE_S = 30.0
 
 def run(plan: Plan, choices: Choices) -> Outcome:
     """Play `plan` in a fresh world; raises what `World.run` raises."""
-    world = World(choices, policy=plan.policy, virtual_s_max=300.0)
+    world = World(choices, policy=plan.policy, virtual_s_max=300.0, ambient="raise")
     network = Network(
         world,
         tear_one_in=plan.tear_one_in,

@@ -6,7 +6,7 @@ from trinamo.sim import HostState, Network, SeedChoices, World, heal_core
 
 
 def test_a_core_is_healed_and_the_rest_stays_cut_off() -> None:
-    world = World(SeedChoices(1))
+    world = World(SeedChoices(1), ambient="raise")
     network = Network(world)
     booted: list[str] = []
 

@@ -37,7 +37,7 @@ class Herd:
     """Members round one store; `renewals` are the times at which the store saw keep-alives."""
 
     def __init__(self, seed: int, count: int = 1, *, ttl_s: float = TTL_S) -> None:
-        self.world = World(SeedChoices(seed), virtual_s_max=600, trace_steps=False)
+        self.world = World(SeedChoices(seed), virtual_s_max=600, trace_steps=False, ambient="raise")
         self.network = Network(self.world)
         self.etcd = SimulatedEtcd(self.world)
         self.members = [Member(f"worker-{number}") for number in range(count)]

@@ -15,7 +15,7 @@ class Wire:
     """A fabric between hosts `a` and `b`, and when what it carried arrived or was given up."""
 
     def __init__(self, *, is_copied: bool = False) -> None:
-        self.world = World(SeedChoices(1))
+        self.world = World(SeedChoices(1), ambient="raise")
         network = Network(self.world, latency_s=LATENCY_S, jitter_s=0)
         self.fabric = MemoryFabric(self.world, network, give_up_s=1.0, is_copied=is_copied)
         self.arrived_s: list[float] = []

@@ -50,7 +50,7 @@ class Line:
     """A connector on one host and a server on another, which answers or does not."""
 
     def __init__(self, *, answers: bool = True) -> None:
-        self.world = World(SeedChoices(1))
+        self.world = World(SeedChoices(1), ambient="raise")
         self.network = Network(self.world, tear_one_in=0, short_one_in=0)
         self.session = Waiting()
         self.connector: Connector

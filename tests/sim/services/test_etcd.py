@@ -24,7 +24,7 @@ Story = Callable[[EtcdControlPlane, SimulatedEtcd], Awaitable[None]]
 
 def play(story: Story, *, seed: int = 1, tear_one_in: int = 0) -> str:
     """Run `story` on a client host, with a plane over one store; the digest."""
-    world = World(SeedChoices(seed))
+    world = World(SeedChoices(seed), ambient="raise")
     Network(world, tear_one_in=tear_one_in)
     etcd = SimulatedEtcd(world)
 

@@ -53,7 +53,7 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.world = World(SeedChoices(seed), virtual_s_max=900, trace_steps=False)
+        self.world = World(SeedChoices(seed), virtual_s_max=900, trace_steps=False, ambient="raise")
         self.network = Network(self.world, tear_one_in=8, short_one_in=16)
         self.nats = SimulatedNats(self.world)
         self.is_up = True

@@ -34,7 +34,7 @@ class Pair:
     owned: MemoryRegion
 
     def __init__(self, *, is_fenced: bool = True) -> None:
-        self.world = World(SeedChoices(1))
+        self.world = World(SeedChoices(1), ambient="raise")
         self.network = Network(self.world)
         self.fabric = MemoryFabric(self.world, self.network, is_fenced=is_fenced)
         self.here, self.there = bytearray(BLOCK * BLOCKS), bytearray(b"x" * BLOCK * BLOCKS)

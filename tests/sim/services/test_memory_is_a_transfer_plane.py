@@ -58,7 +58,7 @@ async def open_planes(world: World) -> AsyncIterator[Planes]:
 
 @pytest.fixture
 def simulated() -> Iterator[World]:
-    world = World(SeedChoices(1))
+    world = World(SeedChoices(1), ambient="raise")
     with in_world(world):
         yield world
 

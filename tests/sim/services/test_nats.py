@@ -28,7 +28,7 @@ class Stage:
     """A broker and its network; `open` gives a plane on the running host."""
 
     def __init__(self, seed: int = 1, *, pending_bytes_max: int = 64 << 20) -> None:
-        self.world = World(SeedChoices(seed))
+        self.world = World(SeedChoices(seed), ambient="raise")
         self.network = Network(self.world)
         self.nats = SimulatedNats(self.world, pending_bytes_max=pending_bytes_max)
         self._numbers = itertools.count(1)

@@ -77,7 +77,7 @@ async def test_a_send_that_the_kernel_takes_at_once_does_not_give_way() -> None:
 
 
 def test_simulated_sockets_are_served_alike() -> None:
-    world = World(SeedChoices(1), virtual_s_max=60)
+    world = World(SeedChoices(1), virtual_s_max=60, ambient="raise")
     Network(world, jitter_s=0, short_one_in=2)
     found: list[object] = []
 
