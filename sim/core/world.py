@@ -50,6 +50,9 @@ _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "pow
 UNWINDING_STEPS_MAX = 200_000
 """How many steps the cancelled tasks may take after the run before it is given up."""
 
+THREAD_DELAYS_S = (0, 0.0001, 0.0005, 0.002, 0.005, 0.02, 0.1, 0.5)
+"""How much later than at once the answer of a thread may come; drawn under the label `thread`."""
+
 
 class World(Machines):
     """A run to be; `run` may be called once.
@@ -138,6 +141,7 @@ class World(Machines):
                 wall=self.wall,
                 now=self.current_time,
                 rng=self.choices.stream("ambient"),
+                later=self._answer_thread,
                 on_escape=self._fail,
             ),
             breakable(lambda: self._running_loop, self._fail),
@@ -186,6 +190,10 @@ class World(Machines):
             self._thaw(host)
         self._running_loop.requeue(self._graves)
         self._graves = []
+
+    def _answer_thread(self, at_least_s: float, answer: Callable[[], object]) -> None:
+        drawn = 0 if self.is_unwinding else self.choices.below(len(THREAD_DELAYS_S), "thread")
+        self.after(at_least_s + THREAD_DELAYS_S[drawn], answer)
 
     def tasks(self) -> Iterable[Task]:
         """Those that are there now; none where real time runs, whose loop is trio's own."""

@@ -26,24 +26,31 @@ _PROCESS = (
     " the code the function that starts it, so that the run can give it another"
 )
 _THREAD = (
-    "start a task in a nursery; a library that brings its own threads, as grpcio does, needs a"
-    " stand-in"
+    "trio.to_thread.run_sync is simulated, and a task of a nursery does as well; a library that"
+    " brings its own threads, as grpcio does, needs a stand-in"
 )
 _SOCKET = (
     "make Network(world) before the run; then trio's streams and sockets reach the hosts of the"
     " world by name, and a real address is what nobody in it has"
 )
 ADVICE = {
-    "time.sleep": "it would stop every host: await trio.sleep()",
+    "time.sleep": "it would stop every host: await trio.sleep(), or sleep in trio.to_thread.run_sync",
     "time.": _AMBIENT,
     "datetime": _AMBIENT,
     "random.": _AMBIENT,
     "os.urandom": _AMBIENT,
     "os.getrandom": _AMBIENT,
     "uuid.": _AMBIENT,
+    "threading.Condition.wait": (
+        "a function in a thread runs at once, and nobody else meanwhile, so what it waits for never"
+        " comes: wait in a task, and give the thread what needs no waiting"
+    ),
     "threading.": _THREAD,
     "_thread.": _THREAD,
-    "trio.lowlevel.start_thread_soon": _THREAD,
+    "trio.from_thread.run": (
+        "a function in a thread runs at once, while no task can: await it in the task before or"
+        " after; trio.from_thread.run_sync works"
+    ),
     "subprocess.": _PROCESS,
     "os.": _PROCESS,
     "trio.run_process": _PROCESS,

@@ -1,9 +1,9 @@
 """Keeps a run closed: whatever would make two runs of one seed differ is replaced or refused.
 
-Time and dice are the run's (`ambient.py`). Threads, real sockets, name look-ups, subprocesses and `time.sleep` always raise. The
-collector of cyclic garbage is off, because when it comes depends on what went before.
+Time and dice are the run's (`ambient.py`), and so are trio's threads (`threads.py`). Others, real
+sockets, name look-ups and subprocesses always raise. The collector of cyclic garbage is off, because when it comes depends on what went before.
 
-This is the only file that touches trio's private names. `check_trio` proves that they are where
+This file and `threads.py` are the only ones that touch trio's private names. `check_trio` proves that they are where
 they should be, and do what they should, before anything relies on them.
 """
 
@@ -16,7 +16,6 @@ import random
 import socket
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,6 +32,7 @@ from typing_extensions import override
 from ..errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 from .escapes import escape_of
+from .threads import Later, Threads
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -153,6 +153,7 @@ def closed_world(
     wall: Callable[[], float],
     now: Callable[[], float],
     rng: random.Random,
+    later: Later,
     on_escape: Callable[[Escape], None],
 ) -> Iterator[None]:
     """Put the stand-ins in place for one run, and everything back as it was afterwards."""
@@ -171,17 +172,15 @@ def closed_world(
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (threading.Thread, "start", refuse("threading.Thread.start")),
         (_thread, "start_new_thread", refuse("_thread.start_new_thread")),
-        (trio.to_thread, "run_sync", refuse("trio.to_thread.run_sync")),
-        (trio.lowlevel, "start_thread_soon", refuse("trio.lowlevel.start_thread_soon")),
         (trio, "run_process", refuse("trio.run_process")),
         (trio.lowlevel, "open_process", refuse("trio.lowlevel.open_process")),
-        (time, "sleep", refuse("time.sleep")),
         (socket, "getaddrinfo", _numeric_only(refuse("socket.getaddrinfo for a name"))),
     ]
     dice_before = random.getstate()
     collected = gc.isenabled()
     # When a collection comes depends on what the process did before, and it runs finalisers.
     gc.disable()
+    patches += Threads(later, refuse).stand_ins()
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
     random.seed(rng.getrandbits(64))
     before = [(owner, name, _real(owner, name)) for owner, name, _ in patches]
