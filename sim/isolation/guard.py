@@ -33,6 +33,7 @@ from ..errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 from .escapes import escape_of
 from .threads import Later, Threads
+from .tls import Tls
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -152,8 +153,9 @@ def closed_world(
     ambient: Ambient,
     wall: Callable[[], float],
     now: Callable[[], float],
-    rng: random.Random,
+    stream: Callable[[str], random.Random],
     later: Later,
+    advise: Callable[[str], None],
     on_escape: Callable[[Escape], None],
 ) -> Iterator[None]:
     """Put the stand-ins in place for one run, and everything back as it was afterwards."""
@@ -181,6 +183,8 @@ def closed_world(
     # When a collection comes depends on what the process did before, and it runs finalisers.
     gc.disable()
     patches += Threads(later, refuse).stand_ins()
+    patches += Tls(stream, wall, advise).stand_ins()
+    rng = stream("ambient")
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
     random.seed(rng.getrandbits(64))
     before = [(owner, name, _real(owner, name)) for owner, name, _ in patches]

@@ -1,8 +1,8 @@
 """What the guard cannot catch at run time is kept out of simulated code by reading it.
 
-A clock kept in a closure, a default or a class attribute before the run is never looked up again;
-`datetime.now()` is C; so are the clocks of numpy and the order in which an object's address, or the
-hash of a text, puts things.
+A clock kept in a closure, a default or a class attribute before the run is never looked up again; the
+clocks of numpy are C, and so is the order in which an object's address, or the hash of a text, puts
+things.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ OUTSIDE = (
     "sim.explore.",
 )
 # Modules whose functions must be looked up when called, so that the guard can be in between.
-AMBIENT = ("time", "random", "uuid", "secrets", "os", "socket", "datetime")
+AMBIENT = ("time", "random", "uuid", "secrets", "os", "socket")
 HARMLESS = {
     "random": {"Random"},
     "uuid": {"UUID"},
     "os": {"PathLike", "environ", "fspath", "fsync", "sep", "pathsep", "strerror"},
-    "datetime": {"UTC", "timedelta", "timezone", "tzinfo"},
 }
-C_CLOCKS = {"now", "utcnow", "today", "fromtimestamp"}
 UNORDERED = {"id", "hash"}
 
 
@@ -63,8 +61,6 @@ def escapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def kept(owner: str, name: str, *, is_called: bool) -> str:
     """What is wrong with `owner.name`, if anything."""
-    if owner in ("datetime", "date", "dt") and name in C_CLOCKS:
-        return f"{owner}.{name}"
     is_function = name.islower() and name not in HARMLESS.get(owner, set())
     if owner in ("time", "random", "secrets") and is_function and not is_called:
         return f"{owner}.{name} kept for later"
@@ -90,8 +86,6 @@ def test_nothing_simulated_keeps_a_clock_or_dice_where_the_guard_does_not_reach(
         "def f(clock=time.monotonic): pass",
         "class A:\n    now = time.time",
         "shuffle = random.shuffle",
-        "datetime.now()",
-        "date.today()",
         "sorted(x, key=id)",
         "x.sort(key=hash)",
     ],

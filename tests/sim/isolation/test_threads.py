@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 import trio
 import trio_asyncio
 
-from trinamo.sim import Choices, Escape, LabelledChoices, SeedChoices, World
+from trinamo.sim import Choices, Escape, LabelledChoices, Network, SeedChoices, World
 
 
 def _run(main: Callable[[], Awaitable[None]], choices: Choices | None = None) -> World:
@@ -142,13 +143,22 @@ def test_what_a_thread_cannot_do_is_an_escape_by_name(name: str, work: Callable[
         _run(main)
 
 
-def test_threads_of_anyio_and_of_trio_asyncio_are_trio_s() -> None:
-    """`asyncio.to_thread` and `run_in_executor` use that executor, on trio-asyncio's loop."""
+def test_threads_of_anyio_and_of_asyncio_are_trio_s() -> None:
     seen: list[str] = []
 
-    async def main() -> None:
-        seen.append(await anyio.to_thread.run_sync(str, "anyio"))
-        seen.append(await trio_asyncio.TrioExecutor().submit(str, "executor"))
+    async def on_asyncio() -> None:
+        seen.append(await asyncio.to_thread(str, "to_thread"))
+        seen.append(await asyncio.get_running_loop().run_in_executor(None, str, "executor"))
 
-    _run(main)
-    assert seen == ["anyio", "executor"]
+    async def serve() -> None:
+        seen.append(await anyio.to_thread.run_sync(str, "anyio"))
+        async with trio_asyncio.open_loop():
+            await trio_asyncio.aio_as_trio(on_asyncio)()
+
+    async def main() -> None:
+        await world.boot("a", serve).ended.wait()
+
+    world = World(LabelledChoices({}))
+    Network(world)
+    world.run(main)
+    assert seen == ["anyio", "to_thread", "executor"]
