@@ -53,6 +53,7 @@ from .core.world import SimClock, SimEnv, World
 from .errors import (
     Deadlock,
     Escape,
+    Livelock,
     SimulationError,
     StepLimit,
     TimeLimit,
@@ -94,6 +95,7 @@ __all__ = [
     "Linearizability",
     "Link",
     "Links",
+    "Livelock",
     "Message",
     "Network",
     "Operation",

@@ -18,6 +18,10 @@ class StepLimit(SimulationError):  # noqa: N818 -- as above
     """The run took more task steps than it was allowed: something spins."""
 
 
+class Livelock(SimulationError):  # noqa: N818 -- as above
+    """Tasks took step after step while the clock stood still; the text says which, and where they are."""
+
+
 class TimeLimit(SimulationError):  # noqa: N818 -- as above
     """The run reached its virtual end; the text says what each task waits for."""
 

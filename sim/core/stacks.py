@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..isolation.guard import task_number
 from .host import DRIVER, incarnation_of
 from .trace import Fields
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from trio.lowlevel import Task
 
 
 FRAMES_MAX = 24
+AWAITED_MAX = 1000
 LABELS_MAX = 10_000
 TRIOS_OWN = ("<init>", "<TrioToken.run_sync_soon task>")
 TRAPS = "_traps.py"
@@ -55,6 +59,31 @@ class TaskLabels:
         return label
 
 
+def _await_frames(task: Task) -> Iterator[tuple[FrameType, int]]:
+    """What a task is waiting in, outermost first: each frame and its line.
+
+    As trio's `iter_await_frames`, which ends where an object's `__await__` hands out a coroutine's own
+    iterator. That has no frame, but refers to its coroutine, and a library's frames lie behind it.
+    """
+    awaited: Any = task.coro
+    for _ in range(AWAITED_MAX):
+        kind = _kind_of(awaited)
+        if not kind:
+            awaited = next(filter(_kind_of, gc.get_referents(awaited)), None)
+            kind = _kind_of(awaited)
+            if not kind:
+                return
+        frame = getattr(awaited, f"{kind}_frame")
+        if frame is not None:
+            yield frame, frame.f_lineno
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+
+
+def _kind_of(awaited: Any) -> str:
+    """How the attributes of a coroutine, generator or async generator begin; empty for anything else."""
+    return next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), "")
+
+
 def await_stacks(tasks: Iterable[Task]) -> str:
     """One line for each task: its host, its name, and its await stack, innermost frame first."""
     lines = []
@@ -63,7 +92,7 @@ def await_stacks(tasks: Iterable[Task]) -> str:
             continue
         frames = [
             f"{PurePath(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}"
-            for frame, line in task.iter_await_frames()
+            for frame, line in _await_frames(task)
             if not frame.f_code.co_filename.endswith(TRAPS)
         ]
         where = " < ".join(reversed(frames[-FRAMES_MAX:]))

@@ -25,7 +25,7 @@ from typing_extensions import override
 from trinamo.points import WORLD
 from trinamo.runtime.env import Clock
 
-from ..errors import Deadlock, StepLimit, TimeLimit, parted, standing_for
+from ..errors import Deadlock, Livelock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
 from .checker import Checker
 from .choices import Choices
@@ -57,7 +57,8 @@ THREAD_DELAYS_S = (0, 0.0001, 0.0005, 0.002, 0.005, 0.02, 0.1, 0.5)
 class World(Machines):
     """A run to be; `run` may be called once.
 
-    `steps_max` bounds task steps, `virtual_s_max` virtual time. `trace_steps` False leaves the
+    `steps_max` bounds task steps, `virtual_s_max` virtual time, `instant_steps_max` the steps while time
+    stands still, which only tasks that spin take. `trace_steps` False leaves the
     steps out of the trace: shorter, and blind to differences that never become visible. With
     `keep_rows` False the trace holds its digest only. Who reads the machine's time or dice
     for itself gets the run's; with `ambient="raise"` only libraries do, and others get an `Escape`.
@@ -69,6 +70,7 @@ class World(Machines):
         *,
         policy: Policy = "batch",
         steps_max: int = 2_000_000,
+        instant_steps_max: int = 20_000,
         virtual_s_max: float = 3600.0,
         ambient: Ambient = "virtual",
         trace_steps: bool = True,
@@ -82,8 +84,8 @@ class World(Machines):
         self.policy: Policy = policy
         self.power_was_cut = False
         """Whether any host was ever without power; spares the wires a look at every one."""
-        self.steps = self._unwinding_steps = 0
-        self.ended_s = 0.0
+        self.steps = self._unwinding_steps = self._instant_steps = 0
+        self.ended_s = self._instant_s = 0.0
         """When `main` returned or the run failed, in virtual seconds."""
         self.error: BaseException | None = None
         self.is_unwinding = False
@@ -95,7 +97,8 @@ class World(Machines):
         """Called when a process ends; its host's state says how, and what its kernel does now."""
         self.on_power: list[Callable[[Host], None]] = []
         """Called when a host that was without power is booted, before its process starts."""
-        self._steps_max, self._virtual_s_max = steps_max, virtual_s_max
+        self._steps_max, self._instant_steps_max = steps_max, instant_steps_max
+        self._virtual_s_max = virtual_s_max
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
         self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
@@ -393,16 +396,29 @@ class World(Machines):
             self._check_unwinding()
             return
         self.steps += len(order)
-        if self.steps > self._steps_max:
-            runnable = ", ".join(f"{host_of(task)} {task_name(task)}" for task in order)
-            self._fail(
-                StepLimit(f"{self._steps_max} task steps; runnable: {runnable}\n{self.waiting()}")
-            )
+        self._check_steps(order)
         if self._trace_steps and order:
             add, now_s, label_of = self.trace.add_plain, self._time_s, self._labels.of
             for task in order:
                 host, fields = label_of(task)
                 add(now_s, host, "step", fields)
+
+    def _check_steps(self, order: list[Task]) -> None:
+        if self._time_s != self._instant_s:
+            self._instant_s, self._instant_steps = self._time_s, 0
+        self._instant_steps += len(order)
+        is_still = self._instant_steps > self._instant_steps_max
+        if not is_still and self.steps <= self._steps_max:
+            return
+        runnable = ", ".join(f"{host_of(task)} {task_name(task)}" for task in order)
+        said = f"runnable: {runnable}\n{self.waiting()}"
+        if is_still:
+            steps, at_s = self._instant_steps_max, self._time_s
+            self._fail(
+                Livelock(f"{steps} task steps while the clock stood at {at_s:.6f} s; {said}")
+            )
+        else:
+            self._fail(StepLimit(f"{self._steps_max} task steps; {said}"))
 
     def _check_unwinding(self) -> None:
         if self._unwinding_steps > UNWINDING_STEPS_MAX:

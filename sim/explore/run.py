@@ -23,7 +23,7 @@ import trio
 from ..core.choices import Choice, Choices, SeedChoices
 from ..core.trace import Trace
 from ..core.world import World
-from ..errors import Deadlock, Escape, SimulationError, StepLimit, TimeLimit, Violation
+from ..errors import Deadlock, Escape, Livelock, SimulationError, StepLimit, TimeLimit, Violation
 from .hints import broke_off, followed, hints_of, varying
 
 Play = Callable[[Choices], object]
@@ -160,6 +160,7 @@ def played(play: Play, choices: Choices | int) -> Played:
 
 _OWN: tuple[tuple[type[BaseException], str], ...] = (
     (Deadlock, "deadlock"),
+    (Livelock, "livelock"),
     (StepLimit, "step limit"),
     (TimeLimit, "time limit"),
     (Escape, "escape"),

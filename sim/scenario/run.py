@@ -15,7 +15,7 @@ from ..cluster.outcome import Outcome
 from ..cluster.plans import QueuePlan, Scenario
 from ..core.choices import Choices
 from ..core.world import World
-from ..errors import Deadlock, SimulationError, StepLimit, TimeLimit, Violation
+from ..errors import Deadlock, Livelock, SimulationError, StepLimit, TimeLimit, Violation
 from ..mutants import planted
 from ..net.network import Network
 from ..programs import leased_queue, queue_consumers
@@ -53,7 +53,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
     with planted(bug) if bug else nullcontext():
         try:
             world.run(driver.run)
-        except (Deadlock, StepLimit, TimeLimit) as error:
+        except (Deadlock, Livelock, StepLimit, TimeLimit) as error:
             outcome.violate("I15", f"{type(error).__name__}: {error}")
         except SimulationError:
             raise

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Generator
+
 import pytest
 import trio
 
 from trinamo.sim import (
     Deadlock,
     HostState,
+    Livelock,
     ReplayChoices,
     SeedChoices,
     StepLimit,
@@ -376,3 +380,43 @@ def test_the_time_limit_says_what_was_going_to_happen() -> None:
     world = World(SeedChoices(0), virtual_s_max=60)
     with pytest.raises(TimeLimit, match=r"90\.000000 list"):
         world.run(main)
+
+
+class _Reply:
+    """As libraries have it: awaiting it awaits a coroutine of its own."""
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._poll().__await__()
+
+    async def _poll(self) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+
+async def _await_reply() -> None:
+    await _Reply()
+
+
+def test_a_task_that_spins_is_a_livelock_and_the_frame_of_its_library_is_named() -> None:
+    async def main() -> None:
+        await trio.sleep(0.5)
+        await world.boot("client", _await_reply).ended.wait()
+
+    world = World(SeedChoices(0))
+    with pytest.raises(Livelock, match=r"20000 task steps while the clock stood at 0\.5") as caught:
+        world.run(main)
+    assert world.steps < 20_100
+    assert re.search(r"client\.1 client:main: .* _poll < \S+ _await_reply", str(caught.value))
+
+
+def test_how_long_the_clock_may_stand_is_for_the_world_to_say() -> None:
+    async def main() -> None:
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(0.1)
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+
+    World(SeedChoices(0), instant_steps_max=190).run(main)
+    with pytest.raises(Livelock):
+        World(SeedChoices(0), instant_steps_max=90).run(main)
