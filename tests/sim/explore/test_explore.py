@@ -117,6 +117,28 @@ def test_the_bounded_search_visits_every_combination_once() -> None:
     assert explore_bounded(play, max_deviations=2, labels=("other",)).runs == 1
 
 
+def test_a_bounded_search_says_how_many_runs_there_are_and_what_it_did_not_vary() -> None:
+    def play(choices: Choices) -> None:
+        async def main() -> None:
+            for n, label in ((4, "cut a"), (4, "cut b"), (16, "jitter a-b")):
+                choices.below(n, label)
+            await trio.lowlevel.checkpoint()
+
+        World(choices).run(main)
+
+    expected: list[int] = []
+    whole = explore_bounded(
+        play, max_deviations=2, on_progress=lambda search: expected.append(search.expected_runs)
+    )
+    assert whole.is_complete
+    # Three other answers for each cut, and one for the jitter: all of it.
+    assert (expected[0], whole.runs) == (1 + 7 + 9 + 3 + 3, 23)
+    assert whole.fixed == {"jitter a-b between none and all", "the order of steps"}
+    cuts = explore_bounded(play, max_deviations=2, labels=("cut *",))
+    assert cuts.runs == explore_bounded(play, max_deviations=2, without=("jitter*",)).runs == 16
+    assert cuts.fixed == {"jitter a-b", "the order of steps"}
+
+
 def test_shrinking_leaves_one_decision_of_the_planted_bug() -> None:
     shrunk = shrink(STALE_ACK, SeedChoices(failing_seed()))
     assert shrunk.is_finished

@@ -281,7 +281,8 @@ def shrink_command(
 @command(
     "explore",
     "trinamo sim explore s10_stale_ack --max-dev 2  ·  "
-    "trinamo sim explore s10_stale_ack --bug stale_ack --max-dev 1",
+    "trinamo sim explore s10_stale_ack --bug stale_ack --max-dev 1  ·  "
+    "trinamo sim explore register.py --without 'jitter*' --without 'tear*' --max-dev 2",
 )
 def explore_command(
     file: File,
@@ -293,6 +294,18 @@ def explore_command(
     runs_max: Annotated[
         int, typer.Option("--runs-max", min=1, help="Give up after so many.")
     ] = 100_000,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--labels",
+            metavar="NAME",
+            help="Vary only these decisions; may be a pattern, repeatable.",
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="NAME", help="Do not vary these decisions; as --labels."),
+    ] = None,
     policy: PolicyOption = None,
     streams: StreamsOption = None,
     bug: Bug = "",
@@ -304,7 +317,8 @@ def explore_command(
     from .swarm import explore_all
 
     play = scenario_of(file, bug=bug, policy=policy, streams=streams)
-    raise typer.Exit(explore_all(play, max_dev, runs_max, save))
+    code = explore_all(play, max_dev, runs_max, save, labels=labels or (), without=without or ())
+    raise typer.Exit(code)
 
 
 @command("pin", "trinamo sim pin failure.json  ·  trinamo sim pin failure.json --runs 30")

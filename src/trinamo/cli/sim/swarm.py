@@ -202,7 +202,15 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
     return 0
 
 
-def explore_all(play: Scenario, max_dev: int, runs_max: int, save: Path | None) -> int:
+def explore_all(
+    play: Scenario,
+    max_dev: int,
+    runs_max: int,
+    save: Path | None,
+    *,
+    labels: Sequence[str],
+    without: Sequence[str],
+) -> int:
     """Bounded exploration of one scenario; the exit code."""
     from trinamo.sim.core.choices import ReplayChoices
     from trinamo.sim.explore import explore_bounded, played
@@ -214,16 +222,29 @@ def explore_all(play: Scenario, max_dev: int, runs_max: int, save: Path | None) 
 
         def show(found: Search) -> None:
             nonlocal shown_s
+            if found.runs == 1:
+                bar.update(task, total=min(found.expected_runs, runs_max))
+                bar.stop()
+                say(f"About {found.expected_runs:,} runs; at most {runs_max:,} are played.")
+                bar.start()
             if time.perf_counter() - shown_s > EXPLORE_SECONDS_A_LINE:
                 shown_s = time.perf_counter()
                 said = f"{len(found.runs_by_deviations) - 1} deviations"
                 bar.update(task, completed=found.runs, said=said)
 
-        found = explore_bounded(play, max_deviations=max_dev, runs_max=runs_max, on_progress=show)
+        found = explore_bounded(
+            play,
+            max_deviations=max_dev,
+            runs_max=runs_max,
+            labels=tuple(labels),
+            without=tuple(without),
+            on_progress=show,
+        )
     for deviations, runs in enumerate(found.runs_by_deviations):
         say(f"{runs:8d} runs with {deviations} decisions that are not the default")
     if found.is_complete:
         say(f"Complete: there is no other run with at most {max_dev} such decisions.")
+        say(f"Not varied: {', '.join(sorted(found.fixed)) or 'nothing'}.")
     else:
         say(f"Not complete: given up after {found.runs} runs (--runs-max).")
     if found.first is None:
