@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ..isolation.guard import task_number
 from .host import DRIVER, incarnation_of
 from .trace import Fields
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 FRAMES_MAX = 24
 AWAITED_MAX = 1000
+TRIO = "trio"
 LABELS_MAX = 10_000
 TRIOS_OWN = ("<init>", "<TrioToken.run_sync_soon task>")
 TRAPS = "_traps.py"
@@ -85,16 +88,70 @@ def _kind_of(awaited: Any) -> str:
 
 
 def await_stacks(tasks: Iterable[Task]) -> str:
-    """One line for each task: its host, its name, and its await stack, innermost frame first."""
-    lines = []
+    """One line for each task: its host, its name, its await stack (innermost frame first), who it waits for.
+
+    Holders of trio's locks and limiters are named, and the circle if they wait for each other.
+    """
+    lines: list[str] = []
+    holders: dict[Task, list[Task]] = {}
     for task in tasks:
         if task.name in TRIOS_OWN:
             continue
-        frames = [
-            f"{PurePath(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}"
-            for frame, line in _await_frames(task)
+        frames = list(_await_frames(task))
+        places = [
+            f"{_place(frame, line)} {frame.f_code.co_name}"
+            for frame, line in frames
             if not frame.f_code.co_filename.endswith(TRAPS)
         ]
-        where = " < ".join(reversed(frames[-FRAMES_MAX:]))
-        lines.append(f"  {host_of(task)} {task_name(task)}: {where}")
-    return "\n".join(lines)
+        what, holders[task] = _held(frames)
+        held = "".join(
+            f"; waits for the {what} that {_named(each)} holds" for each in holders[task]
+        )
+        where = " < ".join(reversed(places[-FRAMES_MAX:]))
+        lines.append(f"  {host_of(task)} {task_name(task)}: {where}{held}")
+    return "\n".join([*lines, *_circle(holders)])
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{line}"
+
+
+def _held(frames: list[tuple[FrameType, int]]) -> tuple[str, list[Task]]:
+    """The lock or limiter that these frames wait for, in a word, and the tasks that hold it."""
+    for frame, _ in frames:
+        waited = frame.f_locals.get("self")
+        if not frame.f_code.co_name.startswith("acquire"):
+            continue
+        if isinstance(waited, (trio.Lock, trio.StrictFIFOLock)):
+            owner = waited.statistics().owner
+            return "lock", [owner] if owner else []
+        if isinstance(waited, trio.CapacityLimiter):
+            borrowers = waited.statistics().borrowers
+            found = [each for each in borrowers if isinstance(each, trio.lowlevel.Task)]
+            # trio keeps them in a set, whose order differs from run to run.
+            return "limiter", sorted(found, key=task_number)
+    return "", []
+
+
+def _named(holder: Task) -> str:
+    """A holder: its host, its name, and the innermost line of it that is not trio's own."""
+    own = [
+        each
+        for each in _await_frames(holder)
+        if TRIO not in PurePath(each[0].f_code.co_filename).parts
+    ]
+    at = f", at {_place(*own[-1])}," if own else ""
+    return f"{host_of(holder)} {task_name(holder)}{at}"
+
+
+def _circle(holders: dict[Task, list[Task]]) -> list[str]:
+    """A line for the first circle of tasks that wait for each other; none if there is no such circle."""
+    for first in holders:
+        path = [first]
+        while (following := holders.get(path[-1])) and following[0] not in path:
+            path.append(following[0])
+        if following:
+            circle = [*path[path.index(following[0]) :], following[0]]
+            said = " -> ".join(f"{host_of(each)} {task_name(each)}" for each in circle)
+            return [f"  each waits for the next: {said}"]
+    return []

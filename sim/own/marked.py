@@ -21,12 +21,12 @@ from typing_extensions import override
 from ..core.choices import Choices
 from ..core.policies import Policy
 from ..core.world import World
-from ..explore.failure import Failure, load_failure
+from ..explore.failure import BadFailureFile, Failure, load_failure
 from ..explore.run import BadScenario, Scenario
 from ..faults import Fault
 from ..isolation.guard import Ambient
-from .scenario import parts_for
-from .search import Found, Hint, search
+from .scenario import file_stem, parts_for
+from .search import Found, Hint, examine, search
 
 PLACES_MAX = 3
 
@@ -41,6 +41,8 @@ class Options:
     ambient: Ambient | None = None
     faults: Sequence[Fault] = ()
     shrink: bool = True
+    plays_saved: bool = True
+    """Whether failures of this test that lie in `out` are played before the seeds."""
 
     @property
     def of_world(self) -> dict[str, Any]:
@@ -89,10 +91,30 @@ class MarkedTest(Scenario):
         return play() if run is None or not inspect.iscoroutinefunction(self.test) else run(play)
 
     def search(self) -> str:
-        """Play the seeds until one fails; what a person reads about it, or nothing."""
+        """Play saved failures, then the seeds, until one fails; what a person reads about it, or nothing."""
         options = self.options
-        found = search(self, seeds=options.seeds, out=options.out, shrink=options.shrink)
+        found = self._fails_still() if options.plays_saved else None
+        if found is None:
+            found = search(self, seeds=options.seeds, out=options.out, shrink=options.shrink)
         return "" if found is None else self._told(found)
+
+    def _fails_still(self) -> Found | None:
+        """Of the saved failures of this test the first that still fails; those that hold twice are deleted."""
+        for path in sorted(self.options.out.glob(f"{file_stem(self)}-*.json")):
+            try:
+                failure = self._load(path)
+            except BadFailureFile:
+                # Of another version, or of nobody's: it stays, and the seeds are played all the same.
+                continue
+            if failure.scenario.parameters.get("where") != self.name:
+                continue
+            for _ in range(2):
+                found = examine(self, failure.choices(), out=self.options.out, shrink_cpu_s_max=0)
+                if found is not None:
+                    return found
+            path.unlink()
+            path.with_suffix(".html").unlink(missing_ok=True)
+        return None
 
     def _told(self, found: Found) -> str:
         command = f"pytest {shlex.quote(self.name)}"

@@ -129,6 +129,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         Options(
             seeds=range(seeds) if isinstance(seeds, int) else seeds,
             out=_folder(config),
+            plays_saved=config.getoption("sim_seed") is None,
             **{name: value for name, value in mark.kwargs.items() if name != "seeds"},
         ),
     )

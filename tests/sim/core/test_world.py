@@ -420,3 +420,35 @@ def test_how_long_the_clock_may_stand_is_for_the_world_to_say() -> None:
     World(SeedChoices(0), instant_steps_max=190).run(main)
     with pytest.raises(Livelock):
         World(SeedChoices(0), instant_steps_max=90).run(main)
+
+
+def test_a_deadlock_names_who_holds_the_locks_and_the_circle() -> None:
+    left, right, places = trio.Lock(), trio.Lock(), trio.CapacityLimiter(1)
+
+    async def take(first: trio.Lock, second: trio.Lock) -> None:
+        async with first:
+            await trio.sleep(1)
+            async with second:
+                raise AssertionError
+
+    async def borrow() -> None:
+        async with places:
+            await trio.sleep_forever()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, left, right, name="reader")
+            nursery.start_soon(take, right, left, name="writer")
+            nursery.start_soon(borrow, name="guest")
+            await trio.sleep(1)
+            nursery.start_soon(borrow, name="late")
+
+    with pytest.raises(Deadlock) as caught:
+        World(SeedChoices(0), policy="fifo").run(main)
+    lines = str(caught.value).splitlines()
+    at = r", at test_world\.py:\d+, holds"
+    said = "\n".join(lines)
+    assert re.search(rf"driver reader: .* waits for the lock that driver writer{at}", said)
+    assert re.search(rf"driver writer: .* waits for the lock that driver reader{at}", said)
+    assert re.search(rf"driver late: .* waits for the limiter that driver guest{at}", said)
+    assert lines[-1] == "  each waits for the next: driver reader -> driver writer -> driver reader"

@@ -110,6 +110,22 @@ def test_a_mended_test_passes_its_replay_with_a_warning_that_the_run_is_another(
     assert (code, "1 skipped" in told) == (0, True), told
 
 
+def test_a_saved_failure_is_played_before_the_seeds_until_it_holds_twice(folder: Folder) -> None:
+    saved = folder.path / ".pytest_cache/d/trinamo-sim"
+    _, first = folder.run(RACE)
+    # None of the seeds is played: the failure is there already, and small.
+    status, again = folder.run(RACE)
+    assert status == 1
+    assert "1 of 1 runs failed" in again
+    assert "1 of 1 runs failed" not in first
+    (file,) = saved.glob("*.json")
+    mended = RACE.replace("assert heard[:1] == ", "assert heard or ")
+    status, output = folder.run(mended, "-W", "default")
+    assert status == 0, output
+    assert not file.exists()
+    assert not file.with_suffix(".html").exists()
+
+
 def test_a_file_that_no_test_can_play_gets_a_sentence(folder: Folder) -> None:
     _, told = folder.run(RACE, "--sim-html", "pages")
     file = re.search(r"--sim-replay (\S+)", told)
