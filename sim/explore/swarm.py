@@ -7,19 +7,28 @@ supply and stop it when its time is up.
 
 from __future__ import annotations
 
-import multiprocessing
+import math
+import os
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import attrs
 
 from .hints import nothing_varies
 from .run import Finding, Run, Scenario, run, shape_of
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 RECHECK_ONE_IN = 20
 BATCH = 8
 """How many seeds go to a process at a time."""
+ALONE_S = 2.0
+"""How long a swarm plays in one process before others, which take a second to start, are worth it."""
+JOBS_MAX = 16
 NONDETERMINISM = "determinism"
 
 
@@ -108,54 +117,54 @@ def swarm(
     scenario: Scenario,
     seeds: Iterable[int],
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     on_progress: Callable[[Progress], object] = lambda _progress: None,
 ) -> Progress:
     """Play every seed; `jobs` processes, or this one if that is 1.
 
-    `on_progress` is called after each batch; what it raises ends the swarm. With several processes
-    the first run of a kind is still that of the smallest seed played.
+    With None this process plays alone for `ALONE_S` of processor time, and then one process for each core, up to
+    `JOBS_MAX`. `on_progress` is called after each batch, in the order of the seeds, so what comes of a
+    swarm does not depend on `jobs`; what it raises ends the swarm.
     """
     progress = Progress()
     batches = _batches(seeds)
-    if jobs <= 1:
-        for batch in batches:
-            for result in play_seeds(scenario, batch):
-                progress.add(result)
-            on_progress(progress)
-        return progress
+    alone_s = ALONE_S if jobs is None else math.inf if jobs <= 1 else 0.0
+    jobs = jobs or min(os.cpu_count() or 1, JOBS_MAX)
+    started_s = time.process_time()
+    while jobs == 1 or time.process_time() < started_s + alone_s:
+        if (batch := next(batches, None)) is None:
+            return progress
+        _add(play_seeds(scenario, batch), progress, on_progress)
+    # They take longer to import than a short search takes.
+    import multiprocessing  # noqa: PLC0415
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
     # A forked child would inherit whatever threads and hooks the caller has; a fresh one does not.
     context = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running: set[futures.Future[list[Run]]] = set()
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running: deque[Future[list[Run]]] = deque()
         try:
             for batch in batches:
-                running.add(pool.submit(play_seeds, scenario, batch))
+                running.append(pool.submit(play_seeds, scenario, batch))
                 if len(running) >= 2 * jobs:
-                    running = _collect(running, progress)
-                    on_progress(progress)
+                    _add(running.popleft().result(), progress, on_progress)
             while running:
-                running = _collect(running, progress)
-                on_progress(progress)
+                _add(running.popleft().result(), progress, on_progress)
         finally:
             pool.shutdown(cancel_futures=True)
     return progress
+
+
+def _add(results: list[Run], progress: Progress, on_progress: Callable[[Progress], object]) -> None:
+    for result in results:
+        progress.add(result)
+    on_progress(progress)
 
 
 def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
     supply = iter(seeds)
     while batch := list(islice(supply, BATCH)):
         yield batch
-
-
-def _collect(
-    running: set[futures.Future[list[Run]]], progress: Progress
-) -> set[futures.Future[list[Run]]]:
-    done, left = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-    for future in done:
-        for result in future.result():
-            progress.add(result)
-    return left
 
 
 def play_seeds(scenario: Scenario, seeds: list[int]) -> list[Run]:

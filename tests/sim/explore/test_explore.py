@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,30 @@ def test_a_swarm_finds_nothing_in_the_fenced_queue() -> None:
 def test_a_swarm_over_processes_finds_the_same() -> None:
     alone, together = swarm(STALE_ACK, range(100)), swarm(STALE_ACK, range(100), jobs=2)
     assert _summary(alone) == _summary(together)
+
+
+@pytest.mark.slow
+def test_what_a_swarm_found_when_it_is_ended_does_not_depend_on_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class FoundError(Exception):
+        pass
+
+    def ended(jobs: int | None) -> Any:
+        seen: list[Any] = []
+
+        def stop(progress: Progress) -> None:
+            seen.append(_summary(progress))
+            if progress.failures:
+                raise FoundError
+
+        with pytest.raises(FoundError):
+            swarm(STALE_ACK, range(200), jobs=jobs, on_progress=stop)
+        return seen
+
+    # At once, so that the cores take over before the failure shows.
+    monkeypatch.setattr(sys.modules[swarm.__module__], "ALONE_S", 0.0)
+    assert ended(1) == ended(2) == ended(None)
 
 
 def _summary(progress: Progress) -> Any:

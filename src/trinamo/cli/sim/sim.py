@@ -182,7 +182,16 @@ def swarm_command(
         float | None,
         typer.Option("--minutes", min=0.001, help="Play new seeds for so long, shared evenly."),
     ] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=256, help="Processes.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            min=1,
+            max=256,
+            help="Processes; one a core if it takes longer than 2 s.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where failure files go.")
     ] = Path("failures"),

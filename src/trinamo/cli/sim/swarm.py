@@ -60,7 +60,7 @@ def _bar(total: float | None) -> Iterator[tuple[Bar, Any]]:
 
 
 @contextmanager
-def _children_unheard(jobs: int) -> Iterator[None]:
+def _children_unheard(jobs: int | None) -> Iterator[None]:
     """What the processes of a swarm log is shown only if one of them fails."""
     if jobs == 1:
         with quietly():
@@ -68,7 +68,7 @@ def _children_unheard(jobs: int) -> Iterator[None]:
         return
     sys.stderr.flush()
     screen = os.dup(2)
-    with tempfile.TemporaryFile() as said:
+    with quietly(), tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
             yield
@@ -87,7 +87,7 @@ def search(
     seeds: range | None,
     minutes: float | None,
     *,
-    jobs: int,
+    jobs: int | None,
     out: Path,
 ) -> int:
     """Swarm over every scenario, by seeds or by time; save what failed. The exit code."""
