@@ -24,7 +24,7 @@ LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
 # Tests whose outcome may depend on Python's version: TLS, sockets, isolation, digests, asyncio.
 VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
 	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
-	tests/sim/isolation tests/sim/core tests/sim/net tests/sim/programs tests/runtime/engines/own \
+	tests/sim/isolation tests/sim/core tests/sim/disk tests/sim/net tests/sim/programs tests/runtime/engines/own \
 	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py
 # How long `make swarm` searches and `make soak` hurts; the seed of the latter, the clock if empty.
 MINUTES ?= 10

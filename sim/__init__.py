@@ -19,6 +19,7 @@ Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/po
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/std_sockets.py` and `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
+`disk/disk.py` (files, and what a power cut leaves of them),
 `faults.py` (what breaks, and the healing of
 it), and `stress.py` (both drawn in one call). `explore/` makes many runs: search, shrink, replay; `own/` does it all for a function of one's own.
 Nothing of these knows the cluster. Whole clusters are played by `scenario/run.py`
@@ -50,6 +51,7 @@ from .core.host import Host, HostState
 from .core.scheduler import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
 from .core.world import SimClock, SimEnv, World
+from .disk.disk import Disk
 from .errors import (
     Deadlock,
     Escape,
@@ -84,6 +86,7 @@ __all__ = [
     "Delivery",
     "DeviationChoices",
     "Difference",
+    "Disk",
     "Endpoint",
     "Escape",
     "Fault",

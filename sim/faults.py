@@ -22,17 +22,33 @@ from typing import Final, Literal, NotRequired, TypedDict
 
 from .core.host import HostState
 from .core.world import World
+from .disk.disk import Disk
 from .net.network import Network
 
 Kind = Literal[
-    "kill", "power_off", "pause", "isolate", "cut", "cut_one_way", "reset", "finish", "thin"
+    "kill",
+    "power_off",
+    "pause",
+    "isolate",
+    "cut",
+    "cut_one_way",
+    "reset",
+    "finish",
+    "thin",
+    "fill",
+    "fail_fsync",
+    "slow_down",
 ]
 ON_HOSTS: Final[tuple[Kind, ...]] = ("kill", "power_off", "pause", "isolate")
 ON_LINKS: Final[tuple[Kind, ...]] = ("cut", "cut_one_way", "reset", "finish", "thin")
-AT_ONCE: Final[tuple[Kind, ...]] = ("reset", "finish")
+ON_DISKS: Final[tuple[Kind, ...]] = ("fill", "fail_fsync", "slow_down")
+"""Faults of a host's disk; see `sim/disk/disk.py`."""
+AT_ONCE: Final[tuple[Kind, ...]] = ("reset", "finish", "fail_fsync")
 """Those that are over as soon as they have struck."""
 THIN_BYTES_PER_S: Final = 3000.0
 """What passes each way over a thin link."""
+SLOW_DISK_S: Final = 1.0
+"""What a sync takes at most while `slow_down` lasts."""
 RUNNING: Final = (HostState.UP, HostState.PAUSED)
 
 
@@ -40,7 +56,7 @@ class Fault(TypedDict):
     """One thing that goes wrong, and when."""
 
     do: str
-    """One of `ON_HOSTS` or `ON_LINKS`."""
+    """One of `ON_HOSTS`, `ON_LINKS` or `ON_DISKS`."""
     host: NotRequired[str]
     """Whom it strikes; left out with `on`."""
     on: NotRequired[Literal["note"]]
@@ -50,7 +66,7 @@ class Fault(TypedDict):
     to: NotRequired[str]
     """The other end of a link."""
     for_s: NotRequired[float]
-    """After so many seconds it is undone: the link whole, the host booted or resumed. Without: never."""
+    """After so many seconds it is undone: the link whole, the host booted or resumed, the disk as it was. Without: never."""
     after_note: NotRequired[str]
     """`kind#n`: at the n-th note of this kind since the plan was armed."""
 
@@ -70,10 +86,9 @@ def arm(
     """
     for fault in faults:
         do, note, on = fault["do"], fault.get("after_note", ""), fault.get("on")
-        if do not in (*ON_HOSTS, *ON_LINKS):
-            raise ValueError(
-                f"no such fault: {do!r}; there are {', '.join((*ON_HOSTS, *ON_LINKS))}"
-            )
+        known = (*ON_HOSTS, *ON_LINKS, *ON_DISKS)
+        if do not in known:
+            raise ValueError(f"no such fault: {do!r}; there are {', '.join(known)}")
         if do in ON_LINKS and not fault.get("to"):
             raise ValueError(f"a {do} needs the other end of its link, as `to`")
         if ("host" in fault) == (on is not None) or (on and not note):
@@ -131,6 +146,8 @@ def effect(
     if do == "pause":
         world.pause(host)
         return partial(world.resume, host)
+    if do in ON_DISKS:
+        return _disk_effect(world.aim(do, host).disk, do)
     if do in AT_ONCE:
         (network.reset if do == "reset" else network.finish)(host, other)
         return None
@@ -165,6 +182,17 @@ def _thinned(network: Network, host: str, other: str) -> Callable[[], object]:
     return widen
 
 
+def _disk_effect(disk: Disk, do: str) -> Callable[[], object] | None:
+    if do == "fill":
+        disk.fill()
+        return disk.make_room
+    if do == "slow_down":
+        disk.slow_down(SLOW_DISK_S)
+        return partial(disk.slow_down, 0.0)
+    disk.fail_fsync()
+    return None
+
+
 def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:
     if world.host(host).state not in RUNNING:
         boot(host)
@@ -173,7 +201,7 @@ def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:
 def heal_core(
     world: World, network: Network, core: Sequence[str], boot: Callable[[str], object]
 ) -> None:
-    """Heal the hosts of `core` and the links between them; cut the other hosts off, for good.
+    """Heal the hosts of `core`, their disks and the links between them; cut the other hosts off, for good.
 
     `boot` is called with the name of each host of the core that does not run, and must boot it. The
     other hosts stay as they are, dead, paused or running, but nothing passes to or from them. Faults
@@ -197,4 +225,5 @@ def heal_core(
         network.answer_syn(name, "accept")
     for name in core:
         world.resume(name)
+        world.host(name).disk.heal()
         _boot(world, name, boot)

@@ -97,10 +97,10 @@ def fault_plans(
 
     Each strikes before `until_s`, or within 10 ms of one of the first eight notes of a kind among
     `notes` (then maybe the host that made the note), and lasts at most `lasts_s_max`. They shrink to fewer, earlier, shorter faults on the
-    first of the hosts.
+    first of the hosts. Disks fail too with `kinds=(*ON_HOSTS, *ON_LINKS, *ON_DISKS)` of `faults.py`.
     """
     names = list(hosts)
-    wanted = [kind for kind in kinds if kind in ON_HOSTS or len(names) > 1]
+    wanted = [kind for kind in kinds if kind not in ON_LINKS or len(names) > 1]
     if not names or not wanted:
         raise ValueError("a fault plan needs a host, and a link needs two")
 

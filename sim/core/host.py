@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..disk.disk import Disk
+from ..disk.process import Process
 from .clock import WallClock
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ class HostState(enum.Enum):
 class Host:
     """One named process. `ended` is set once its main function returned or it was killed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, disk: Disk) -> None:
         self.name = name
+        self.disk = disk
+        self.process: Process | None = None
+        """The open files of its last life."""
         self.generation = 0
         self.state = HostState.DOWN
         self.wall = WallClock()
@@ -50,6 +55,8 @@ class Host:
         self.ended = trio.Event()
         self.frozen: list[Task] = []
         """Runnable tasks held back while the host is paused or dead."""
+        self.stalls = 0
+        """How many calls its process stands in, in its kernel: a slow disk's."""
 
     def __repr__(self) -> str:
         return f"<Host {self.name}.{self.generation} {self.state.value}>"
@@ -58,12 +65,13 @@ class Host:
 class Incarnation:
     """One life of a host, from boot to end."""
 
-    __slots__ = ("generation", "host", "label")
+    __slots__ = ("generation", "host", "label", "process")
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.generation = host.generation
         self.label = f"{host.name}.{host.generation}"
+        self.process = host.process
 
     def __str__(self) -> str:
         return self.label
@@ -72,7 +80,11 @@ class Incarnation:
     def may_run(self) -> bool:
         """Whether tasks of this life may take a step now."""
         host = self.host
-        return host.generation == self.generation and host.state in (HostState.UP, HostState.DOWN)
+        return (
+            host.generation == self.generation
+            and host.state in (HostState.UP, HostState.DOWN)
+            and not host.stalls
+        )
 
     @property
     def is_buried(self) -> bool:
@@ -92,6 +104,12 @@ def current_host_name() -> str:
     """The host of the running task, `driver` outside all of them."""
     incarnation = CURRENT.get()
     return DRIVER if incarnation is None else incarnation.host.name
+
+
+def current_process() -> Process | None:
+    """The process of the running task, as its host's disk sees it; None outside all hosts."""
+    incarnation = CURRENT.get()
+    return None if incarnation is None else incarnation.process
 
 
 def current_label() -> str:

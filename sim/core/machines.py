@@ -5,10 +5,12 @@ What this module does not do: run processes on them (`world.py`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..disk.disk import Disk
 from .clock import WALL_EPOCH_S, EventClock, WallClock
 from .host import CURRENT, Host, current_label
 from .trace import Trace
@@ -16,8 +18,9 @@ from .trace import Trace
 FAULTS = frozenset(
     {"kill", "power_off", "pause", "stop", "skew"}
     | {"cut", "reset", "finish", "thin", "answer_syn"}
+    | {"fill", "fail_fsync", "slow_down"}
 )
-"""The faults of a world and its network: their methods are called so, and the rows they leave."""
+"""The faults of a world, its network and its disks: their methods are called so, and the rows they leave."""
 
 
 class Machines(EventClock):
@@ -52,8 +55,12 @@ class Machines(EventClock):
         """The host called `name`; made, and down, if there is none yet."""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name)
+            host = self._hosts[name] = Host(name, self._disk_of(name))
         return host
+
+    @abstractmethod
+    def _disk_of(self, name: str) -> Disk:
+        """A new host's disk, empty."""
 
     def aim(self, fault: str, name: str) -> Host:
         """The host called `name`, which is to be struck by `fault`."""

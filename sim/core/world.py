@@ -17,6 +17,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
@@ -25,12 +26,24 @@ from typing_extensions import override
 from trinamo.points import WORLD
 from trinamo.runtime.env import Clock
 
+from ..disk.calls import Calls
+from ..disk.disk import Disk
+from ..disk.process import Descriptors, Process
 from ..errors import Deadlock, Livelock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
 from .checker import Checker
 from .choices import Choices
 from .clock import WALL_EPOCH_S
-from .host import CURRENT, Host, HostState, Incarnation, check_main, current_label, incarnation_of
+from .host import (
+    CURRENT,
+    Host,
+    HostState,
+    Incarnation,
+    check_main,
+    current_label,
+    current_process,
+    incarnation_of,
+)
 from .labels import labels_below, module_of
 from .machines import Machines
 from .policies import is_interleaved
@@ -102,6 +115,7 @@ class World(Machines):
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps
         self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
+        self._descriptors = Descriptors()
         self._graves: list[Task] = []
         self._modules: set[str] = set()
         """Where the code of the run's processes is written; see `labels.py`."""
@@ -158,7 +172,9 @@ class World(Machines):
 
     async def _shell(self, main: Callable[[], Awaitable[None]]) -> None:
         # Armed round the nursery, so that cancelled hosts clean up under the guard too.
-        with armed(self._fail):
+        calls = Calls(current_process, self._descriptors, self.choices.stream("tempfile"))
+        self.until_end.enter_context(calls.installed())
+        with armed(self._fail, calls.outside):
             async with trio.open_nursery() as self._nursery:
                 try:
                     with self._main_scope:
@@ -445,6 +461,8 @@ class World(Machines):
         self._graves += host.frozen
         host.frozen = []
         host.generation += 1
+        host.stalls = 0
+        host.process = Process(host.disk, self._descriptors)
         was_off = host.state is HostState.OFF
         host.state = HostState.UP
         host.scope, host.ended = trio.CancelScope(), trio.Event()
@@ -483,6 +501,10 @@ class World(Machines):
         self.add_row(_END_ROWS[state], host=host.name, generation=host.generation)
         self._scheduler.hold_back()
         host.ended.set()
+        if host.process is not None and state is not HostState.DOWN:
+            host.process.end()
+        if state is HostState.OFF:
+            host.disk.lose_power()
         for call in self.on_end:
             call(host)
 
@@ -523,6 +545,30 @@ class World(Machines):
             host.state = HostState.UP
             self.add_row("resume", host=name)
             self._thaw(host)
+
+    @override
+    def _disk_of(self, name: str) -> Disk:
+        return Disk(
+            name,
+            below=self.choices.below,
+            tell=self.add_row,
+            wall=self.wall,
+            stall=partial(self._stall, name),
+        )
+
+    def _stall(self, name: str, delay_s: float) -> None:
+        """Its process stands in a call of its kernel for so long: none of its tasks takes a step."""
+        host = self.host(name)
+        if delay_s > 0:
+            host.stalls += 1
+            self._scheduler.hold_back()
+            self.after(delay_s, self._call_returned, host, host.generation)
+
+    def _call_returned(self, host: Host, generation: int) -> None:
+        if host.generation == generation:
+            host.stalls -= 1
+            if host.frozen and host.state is HostState.UP:
+                self._thaw(host)
 
     def _thaw(self, host: Host) -> None:
         tasks, host.frozen = host.frozen, []

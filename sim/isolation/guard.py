@@ -29,6 +29,7 @@ from trio._core._run import GLOBAL_RUN_CONTEXT
 from trio._socket import _SocketType as TrioSocket
 from typing_extensions import override
 
+from ..disk.calls import FILE_EVENTS
 from ..errors import Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 from .escapes import escape_of
@@ -64,13 +65,19 @@ _REFUSED_EVENTS = (
 )
 _trap: Callable[[str], None] | None = None
 """What the audit hook calls with a refused event; None outside runs."""
+Outside = Callable[[str, tuple[Any, ...]], str | None]
+_outside: Outside = lambda *_: None  # noqa: E731
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     # Numeric look-ups are made by trio itself and reach no network; others are refused by the
     # stand-in for socket.getaddrinfo.
-    if _trap is not None and event.startswith(_REFUSED_EVENTS) and event != "socket.getaddrinfo":
+    if _trap is None:
+        return
+    if event.startswith(_REFUSED_EVENTS) and event != "socket.getaddrinfo":
         _trap(f"{event} {args!r:.100}")
+    elif event in FILE_EVENTS and (what := _outside(event, args)):
+        _trap(what)
 
 
 @cache
@@ -87,9 +94,12 @@ def escape(what: str) -> NoReturn:
 
 
 @contextmanager
-def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
-    """Refuse real sockets, threads and processes inside; entered once trio's loop has its own."""
-    global _trap
+def armed(on_escape: Callable[[Escape], None], outside: Outside) -> Iterator[None]:
+    """Refuse real sockets, threads and processes inside; entered once trio's loop has its own.
+
+    `outside` says what an audit event did with real files that it may not, if it did.
+    """
+    global _trap, _outside
 
     def trap(what: str) -> None:
         escape = escape_of(what, "the simulated code reached for the real world: ")
@@ -97,7 +107,7 @@ def armed(on_escape: Callable[[Escape], None]) -> Iterator[None]:
         raise escape
 
     _install_audit_hook()
-    _trap = trap
+    _trap, _outside = trap, outside
     try:
         yield
     finally:

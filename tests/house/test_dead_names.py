@@ -28,7 +28,7 @@ KNOWN = {
         get_inheritable connect_ex recvmsg ancbufsize""",
     "looked up by the name of the call that arrives, in the simulated etcd":
         "_deleterange _txn _compact _leasegrant _leaserevoke _leasekeepalive",
-    "the standard library calls it, or reads it: logging, io": "encoding writable",
+    "the standard library calls it, or reads it: io": "writable",
     "attrs calls it: the default of a field": "_make_decoder",
     "a library reads it: PyYAML, jinja2, llama.cpp, llguidance, NIXL, typer": """
         metavar
@@ -66,6 +66,11 @@ KNOWN = {
     "tests of anybody's protocol call it": """
         fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels
         Serializability set_ mutex counter""",
+    "looked up by the name of the function of `os` that was called: sim/disk/process.py": """
+        rmdir symlink target_is_directory readlink scandir lstat fchdir fchmod fchown utime fstatvfs
+        listxattr readv writev lseek truncate
+        posix_fallocate fdatasync is_symlink is_junction""",
+    "scenarios of anybody's protocol call it: a host's disk": "durable_bytes write_bytes",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference HOLD unread
         seeds_max mutants task_count open_sockets""",

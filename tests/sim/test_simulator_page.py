@@ -16,4 +16,4 @@ def test_the_code_of_the_page_runs(number: int) -> None:
 
 
 def test_there_is_code_on_the_page() -> None:
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7

@@ -14,7 +14,18 @@ OURS = {
     "trinamo.runtime.nurseries",
 }
 """All that the simulator itself takes from the runtime, beside the packages these stand in."""
-ROOMS = {"core", "isolation", "net", "checkers", "explore", "own", "errors", "faults", "stress"}
+ROOMS = {
+    "core",
+    "disk",
+    "isolation",
+    "net",
+    "checkers",
+    "explore",
+    "own",
+    "errors",
+    "faults",
+    "stress",
+}
 HEAVY = {"asyncio", "unittest", "email", "numpy", "grpc", "nats", "hypercorn", "starlette", "httpx"}
 
 
