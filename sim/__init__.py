@@ -50,8 +50,9 @@ from .core.clock import WallClock
 from .core.host import Host, HostState
 from .core.scheduler import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
-from .core.world import SimClock, SimEnv, World
+from .core.world import World
 from .disk.disk import Disk
+from .env import SimClock, SimEnv
 from .errors import (
     Deadlock,
     Escape,

@@ -22,7 +22,8 @@ from trinamo.runtime.protocol.streams.request import StreamType
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
 
-from ..core.world import SimEnv, World
+from ..core.world import World
+from ..env import SimEnv
 from .memory import SECRET
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.engines.mocker.engine import MockerOptions
 
 from ..core.host import HostState
-from ..core.world import SimEnv, World
+from ..core.world import World
+from ..env import SimEnv
 from ..errors import Violation
 from ..net.network import Network
 from .members import ask_as_member

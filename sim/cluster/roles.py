@@ -27,7 +27,7 @@ from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.worker.metrics import WorkerMetrics
 
-from ..core.world import SimEnv
+from ..env import SimEnv
 from .engines import WatchedEngine
 from .exchanges import serve_exchanges
 

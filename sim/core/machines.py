@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import trio
+
 from ..disk.disk import Disk
 from .clock import WALL_EPOCH_S, EventClock, WallClock
 from .host import CURRENT, Host, current_label
@@ -48,6 +50,8 @@ class Machines(EventClock):
         """When the last planned fault that is known of will be over, in virtual seconds."""
         self.dials = self.answers = 0
         """How many connections processes asked for, and how many segments of data came back on them."""
+        self.gates: dict[str, trio.Event] = {}
+        """Of each barrier that was ever held, by its label: what lets those who wait there go on."""
         self.advisers: list[Callable[[], Iterable[str]]] = []
         """Asked after the run: sentences about what looks like a mistake in the scenario."""
 

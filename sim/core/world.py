@@ -14,7 +14,6 @@ at once.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -24,7 +23,6 @@ import trio
 from typing_extensions import override
 
 from trinamo.points import WORLD
-from trinamo.runtime.env import Clock
 
 from ..disk.calls import Calls
 from ..disk.disk import Disk
@@ -119,8 +117,6 @@ class World(Machines):
         self._graves: list[Task] = []
         self._modules: set[str] = set()
         """Where the code of the run's processes is written; see `labels.py`."""
-        self.gates: dict[str, trio.Event] = {}
-        """Of each barrier that was ever held, by its label: what lets those who wait there go on."""
         self._strikes = Strikes(self._on_event_error, self.after, self.noted)
         self._rules = Rules(
             self.current_time, self._fail, lambda: (len(choices.record), self.trace.count)
@@ -580,35 +576,3 @@ class World(Machines):
         lives = [incarnation_of(task) for task in self.tasks()]
         own = [each for each in lives if each is not None and each.host is host]
         return sum(each.generation == host.generation for each in own)
-
-
-class SimClock:
-    """The virtual clocks: one monotonic for all hosts, one wall clock per host with its skew."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def now(self) -> float:
-        """Virtual seconds since the world began."""
-        return self._world.current_time()
-
-    def wall(self) -> float:
-        """Unix seconds as the running task's host believes them to be."""
-        return self._world.wall()
-
-
-class SimEnv:
-    """Implements `runtime.env.Env`. `name` picks the stream of dice.
-
-    Give every life of a host a name of its own, such as `worker-1.2`: a restarted process must not
-    draw the ids of its dead predecessor again.
-    """
-
-    def __init__(self, world: World, name: str) -> None:
-        self.clock: Clock = SimClock(world)
-        self.rng: random.Random = world.choices.stream(f"env/{name}")
-        self._world = world
-
-    def note(self, kind: str, /, **fields: Any) -> None:
-        """Add the fact to the trace; fields must be plain values (see `trace.py`)."""
-        self._world.note(kind, **fields)

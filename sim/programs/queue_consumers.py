@@ -27,7 +27,8 @@ from ..core.checker import Checker
 from ..core.choices import Choices
 from ..core.policies import Policy
 from ..core.trace import Row
-from ..core.world import SimEnv, World
+from ..core.world import World
+from ..env import SimEnv
 from ..errors import Violation
 from ..net.network import Network
 from ..services import SimulatedNats

@@ -11,9 +11,8 @@ import trio
 
 from tests.worlds import on_host
 from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
-from trinamo.sim import Network, SeedChoices, World
+from trinamo.sim import Network, SeedChoices, SimEnv, World
 from trinamo.sim.cluster.memory import SECRET
-from trinamo.sim.core.world import SimEnv
 from trinamo.transports.memory.transfer import (
     TransferFabric,
     open_memory_transfer_plane,

@@ -17,6 +17,7 @@ OURS = {
 ROOMS = {
     "core",
     "disk",
+    "env",
     "isolation",
     "net",
     "checkers",

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from trinamo.sim import SimEnv, World
 from trinamo.sim.core.choices import Choices
 from trinamo.sim.core.scheduler import Policy
-from trinamo.sim.core.world import SimEnv, World
 from trinamo.sim.net.network import Network
 
 SERVER, PORT = "server", 7000

@@ -23,10 +23,10 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import ConnectError, DisconnectedError, KilledError, TrinamoError
 from trinamo.runtime.planes import ResponseChannel
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
+from trinamo.sim import SimEnv, World
 from trinamo.sim.cluster.memory import SECRET
 from trinamo.sim.core.choices import Choices
 from trinamo.sim.core.host import Host, HostState
-from trinamo.sim.core.world import SimEnv, World
 from trinamo.sim.net.network import Network
 from trinamo.transports.tcp import (
     TcpClient,
