@@ -178,11 +178,11 @@ async def recovers(ask: Callable[[], Awaitable[Answer]], *, within_s: float) -> 
 
 def _places(error: BaseException) -> str:
     """The innermost lines of code that are neither trio's nor ours, in words."""
-    own = (str(Path(trio.__file__).parent), str(Path(outcome.__file__).parent), __file__)
+    packages = [Path(str(module.__file__)).parent for module in (trio, outcome)]
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(own)
+        if frame.filename != __file__ and not {*Path(frame.filename).parents} & {*packages}
     ]
     return " < ".join(reversed(frames[-3:])) or "trio"
 

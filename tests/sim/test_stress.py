@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +214,22 @@ def test_recovers_waits_for_the_last_fault_and_says_what_went_wrong() -> None:
         world.run(main)
     assert asked[0] == 3
     assert len(asked) == 10
+
+
+def test_recovers_names_the_lines_in_which_a_request_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waiting_library.py").write_text(
+        "import trio\nasync def request():\n    await trio.sleep_forever()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    request = importlib.import_module("waiting_library").request
+
+    async def main() -> None:
+        await recovers(request, within_s=1)
+
+    with pytest.raises(Violation, match=r"it waited in waiting_library\.py:3 request$"):
+        World(SeedChoices(0)).run(main)
 
 
 def test_recovers_passes_on_what_the_request_asserts_and_refuses_a_fault_for_ever() -> None:
