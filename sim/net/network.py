@@ -159,10 +159,8 @@ class Network(Names):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""
-        tables: tuple[dict[Any, Any], ...] = (self.sockets, self.datagram_sockets)
-        for held in tables:
-            for key in [key for key, socket in held.items() if socket.host is host]:
-                del held[key]
+        for held in (self.sockets, self.datagram_sockets):
+            _drop(held, host)
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
         own = [endpoint for endpoint in self._endpoints if endpoint.host is host]
@@ -187,3 +185,9 @@ class Network(Names):
 def _matches(x: str, y: str, a: str, b: str) -> bool:
     """Whether the two hosts match the two patterns, either way round."""
     return (fnmatchcase(x, a) and fnmatchcase(y, b)) or (fnmatchcase(x, b) and fnmatchcase(y, a))
+
+
+def _drop(held: dict[Any, Any], host: Host) -> None:
+    """Forget the sockets of `host`, which nobody closed."""
+    for key in [key for key, socket in held.items() if socket.host is host]:
+        del held[key]
