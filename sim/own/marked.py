@@ -108,9 +108,11 @@ class MarkedTest(Scenario):
                 continue
             if failure.scenario.parameters.get("where") != self.name:
                 continue
-            again = self.changed(faults=failure.scenario.parameters.get("faults", ()))
+            recorded = self.changed(faults=failure.scenario.parameters.get("faults", ()))
             for _ in range(2):
-                found = examine(again, failure.choices(), out=self.options.out, shrink_cpu_s_max=0)
+                found = examine(
+                    recorded, failure.choices(), out=self.options.out, shrink_cpu_s_max=0
+                )
                 if found is not None:
                     return found
             path.unlink()
