@@ -7,6 +7,8 @@ one, where it is not there.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from tests.clients.environments import Command, Environment, InstallError, envir
 from trinamo.runtime.engines.llamacpp.model_file import MODEL_NAME, find_model
 
 RUN_TIMEOUT_S: Final = 300.0
+"""Of one program, after which it is killed, and counts as failed."""
 Place: TypeAlias = Environment | Command
 """Where a program is installed."""
 
@@ -52,21 +55,31 @@ class Program:
         """Try it against a cluster, which its variables name; `place` is a folder of its own."""
         place.mkdir()
         model = {"CLIENTS_MODEL": MODEL_NAME, "CLIENTS_GGUF": str(find_model())}
-        done = subprocess.run(
-            self.environment.command(self.script, place),
-            env=environ(place, {**cluster, **model}),
-            cwd=place,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
+        log = place / "stderr"
+        with (place / "stdout").open("wb") as told, log.open("wb") as errors:
+            process = subprocess.Popen(
+                self.environment.command(self.script, place),
+                env=environ(place, {**cluster, **model}),
+                cwd=place,
+                stdout=told,
+                stderr=errors,
+                process_group=0,
+            )
+            try:
+                code = process.wait(RUN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                # With what it started.
+                os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
         lines: list[dict[str, Any]] = [
-            json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"tried"')
+            json.loads(line)
+            for line in (place / "stdout").read_text("utf-8").splitlines()
+            if line.startswith('{"tried"')
         ]
         found = [Outcome(each["tried"], each.get("failed", ""), each["took_s"]) for each in lines]
-        if done.returncode:
-            found.append(Outcome("its script runs to its end", done.stderr[-1000:], 0.0))
+        if code:
+            said = f"it ended with {code}: {log.read_text('utf-8')[-1000:]}"
+            found.append(Outcome("its script runs to its end", said, 0.0))
         return found
 
 
