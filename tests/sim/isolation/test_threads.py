@@ -6,15 +6,20 @@ import asyncio
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio.to_thread
 import pytest
 import trio
-import trio_asyncio
 
 from trinamo.sim import Choices, Escape, LabelledChoices, Network, SeedChoices, World
+
+with warnings.catch_warnings():
+    # On Python 3.12 and 3.13 it subclasses asyncio's deprecated child watchers when it is imported.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import trio_asyncio
 
 
 def _run(main: Callable[[], Awaitable[None]], choices: Choices | None = None) -> World:
