@@ -14,6 +14,7 @@ at once.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -555,7 +556,10 @@ class World(Machines):
     def _stall(self, name: str, delay_s: float) -> None:
         """Its process stands in a call of its kernel for so long: none of its tasks takes a step."""
         host = self.host(name)
-        if delay_s > 0:
+        if not trio.lowlevel.in_trio_task():
+            # In a thread of trio's, whose answer comes as much later.
+            time.sleep(delay_s)  # noqa: TID251 -- the run's own
+        elif delay_s > 0:
             host.stalls += 1
             self._scheduler.hold_back()
             self.after(delay_s, self._call_returned, host, host.generation)

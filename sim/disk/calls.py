@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, Final
 
-from typing_extensions import override
-
 from .disk import ROOT, TMP, failed
 from .process import FIRST_FD, Descriptors, Process
 
@@ -254,7 +252,6 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
 class RawFile(_pyio.FileIO):  # type: ignore[misc]
     """An unbuffered file, on the descriptors of `os`."""
 
-    @override
     def __del__(self) -> None:
         # Without the warning of an unclosed file: a process that was killed closes none.
         if self._fd >= 0 and self._closefd and not self.closed:

@@ -192,6 +192,30 @@ def test_a_slow_sync_stops_the_whole_process_and_no_other() -> None:
     assert [when for who, when in seen if who == "a"] == [3.5, 4.0, 4.5]
 
 
+def test_a_slow_sync_in_a_thread_delays_its_caller_alone() -> None:
+    world = World(LabelledChoices({"slow disk of a": [15]}))
+    seen: list[float] = []
+
+    async def ticking() -> None:
+        for _ in range(3):
+            await trio.sleep(0.5)
+            seen.append(trio.current_time())
+
+    async def slow() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ticking)
+            fd = os.open("x", os.O_CREAT | os.O_WRONLY)
+            await trio.to_thread.run_sync(os.fsync, fd)
+            assert 3.0 <= trio.current_time() < 4.0
+
+    async def main() -> None:
+        world.host("a").disk.slow_down(3.0)
+        await world.boot("a", slow).ended.wait()
+
+    world.run(main)
+    assert seen == [0.5, 1.0, 1.5]
+
+
 def test_plans_have_faults_of_disks_and_healing_undoes_them() -> None:
     world = World(SeedChoices(1))
     network = Network(world)

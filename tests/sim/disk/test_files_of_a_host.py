@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import trio
 
@@ -88,6 +89,19 @@ def test_pathlib_shutil_and_tempfile_work_as_they_are() -> None:
     assert on_a_host(play)[1] == [
         ["a", "a/b", "a/b/c.json", "a/link", "moved", "moved/c.json", "tmp"]
     ]
+
+
+def test_asynchronous_files_of_trio_and_anyio_work_as_they_are() -> None:
+    async def play() -> Any:
+        async with await trio.open_file("x", "w") as file:
+            await file.write("hello")
+        async with await anyio.open_file("x") as again:
+            read = await again.read()
+        await trio.Path("d").mkdir()
+        found = [str(path) async for path in anyio.Path("/sim").iterdir()]
+        return read, await trio.Path("x").read_text(), sorted(found)
+
+    assert on_a_host(play)[1] == [("hello", "hello", ["/sim/d", "/sim/tmp", "/sim/x"])]
 
 
 def test_times_and_numbers_of_files_are_the_runs_own() -> None:
