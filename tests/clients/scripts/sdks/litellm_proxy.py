@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 from checks import BASE, KEY, LONG, MODEL, SHORT, must_raise, tried
 
-START_S = 60
+START_S = 120
 MASTER_KEY = f"sk-{secrets.token_hex(32)}"
 CONFIG = f"""
 model_list:
