@@ -43,6 +43,8 @@ class Choices:
         self.seed = seed
         self.record: list[Choice] = []
         self.world: Machines | None = None
+        self.traces_steps = True
+        """Whether the run's trace tells of each step of a task; who looks at findings alone needs none."""
         self._streams: list[tuple[str, random.Random]] = []
 
     def below(self, n: int, label: str) -> int:

@@ -112,7 +112,7 @@ class World(Machines):
         self._steps_max, self._instant_steps_max = steps_max, instant_steps_max
         self._virtual_s_max = virtual_s_max
         self._ambient: Ambient = ambient
-        self._trace_steps = trace_steps
+        self._trace_steps = trace_steps and choices.traces_steps
         self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
         self._descriptors = Descriptors()
         self._graves: list[Task] = []

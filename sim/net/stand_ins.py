@@ -12,7 +12,7 @@ import selectors
 import socket as stdlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -62,6 +62,7 @@ def sockets_in_place(network: Names) -> Iterator[None]:
         of(fd).notify_closing()
 
     patches: list[Patch] = [
+        (trio, "open_tcp_stream", _open_tcp_stream),
         (stdlib, "socket", StdSocket),
         (stdlib, "socketpair", _socketpair),
         (stdlib, "fromfd", lambda fd, *_: network.numbered(fd)),
@@ -87,6 +88,31 @@ def sockets_in_place(network: Names) -> Iterator[None]:
         stack.callback(delattr, StdSocket, "network")
         asyncio_in_place(network, stack)
         yield
+
+
+_open_by_trio: Final = trio.open_tcp_stream
+
+
+async def _open_tcp_stream(
+    host: str | bytes, port: int, *, local_address: str | None = None, **options: Any
+) -> trio.SocketStream:
+    """As trio's, which takes a nursery and a task for each address, though a simulated name has one."""
+    if local_address is not None or not isinstance(host, (str, bytes)) or not isinstance(port, int):
+        return await _open_by_trio(host, port, local_address=local_address, **options)
+    found = await trio.socket.getaddrinfo(host, port, type=stdlib.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    sock = trio.socket.socket(family, kind, protocol)
+    try:
+        await sock.connect(address)
+        return trio.SocketStream(sock)
+    except BaseException as error:
+        sock.close()
+        if not isinstance(error, OSError):
+            raise
+        name = host if isinstance(host, str) else host.decode()
+        shown = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        words = f"all attempts to connect to {shown} failed"
+        raise OSError(words) from ExceptionGroup(words, [error])
 
 
 def _socketpair(

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 # The parameters are the standard library's.
 # ruff: noqa: A002, ARG002, ARG004, FBT001
-FLAGS_UNSUPPORTED = stdlib.MSG_OOB | stdlib.MSG_WAITALL | stdlib.MSG_ERRQUEUE
+FLAGS_UNSUPPORTED = int(stdlib.MSG_OOB | stdlib.MSG_WAITALL | stdlib.MSG_ERRQUEUE)
+DONTWAIT, PEEK = int(stdlib.MSG_DONTWAIT), int(stdlib.MSG_PEEK)
+"""As numbers: an operation on two flags is a call of the class of flags, and every read asks for some."""
 PROTOCOLS = dict(KINDS)
 KIND_FLAGS = stdlib.SOCK_NONBLOCK | stdlib.SOCK_CLOEXEC
 ANYWHERE = "0.0.0.0"  # noqa: S104 -- what a socket is bound to that nobody bound
@@ -210,7 +212,7 @@ class StdSocket:
 
     def _refusal(self, number: int = errno.EAGAIN, flags: int = 0) -> OSError:
         """What a call raises that cannot be done at once."""
-        if self.timeout == 0 or flags & stdlib.MSG_DONTWAIT:
+        if self.timeout == 0 or flags & DONTWAIT:
             return os_error(number)
         return escape(
             "a call of a blocking socket that has to wait, which would stop the whole simulation; use"
@@ -450,7 +452,7 @@ class StreamSocket(StdSocket):
             raise self._refusal(flags=flags)
         size = min(buflen, len(endpoint.buffer))
         size = self._part(size, self.network.tear_one_in, "tear")
-        if flags & stdlib.MSG_PEEK and endpoint.buffer:
+        if flags & PEEK and endpoint.buffer:
             return bytes(endpoint.buffer[:size])
         return endpoint.read(size)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import attrs
@@ -392,4 +392,5 @@ def _found(stored: Stored | None) -> dict[str, Any]:
 
 
 def _time(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    seconds, rest = divmod(wall_s, 1)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(rest * 1e6):06d}Z"
