@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import outcome
-import sniffio
 import trio
 from trio import _threads as trio_threads
+from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
 from .ambient import Patch, Refuse
@@ -61,7 +61,7 @@ class Threads:
     @contextmanager
     def _outside_trio(self) -> Iterator[None]:
         """As in another thread: there is no loop, and no task is running."""
-        names, library = vars(GLOBAL_RUN_CONTEXT), sniffio.thread_local
+        names, library = vars(GLOBAL_RUN_CONTEXT), vars(trio_run)["sniffio_library"]
         kept, name = dict(names), library.name
         self._hidden, before = kept, self._hidden
         names.clear()
