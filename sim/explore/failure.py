@@ -129,10 +129,18 @@ class Failure:
 
 def versions() -> dict[str, str]:
     """What a run depends on besides the scenario."""
-    from importlib.metadata import version  # noqa: PLC0415 -- takes longer than a short run
+    from importlib.metadata import (  # noqa: PLC0415 -- takes longer than a short run
+        PackageNotFoundError,
+        version,
+    )
 
+    try:
+        own = version("trinamo")
+    except PackageNotFoundError:
+        # A checkout on the path, which nobody installed.
+        own = "checkout"
     return {
-        "trinamo": version("trinamo"),
+        "trinamo": own,
         "python": platform.python_version(),
         "trio": trio.__version__,
     }

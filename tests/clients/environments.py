@@ -1,6 +1,6 @@
 """The environments that other people's programs run in, apart from ours and kept between runs.
 
-Each is made from a file of `pins/`, which names every package that is in it with its version, in a
+Each is made from a file of pins, which names every package that is in it with its version, in a
 folder beside the model's that is called after what the file says: so what changed is made anew, and
 what was made before goes. It takes some five minutes and 2.5 GB for the short list.
 """
@@ -40,17 +40,18 @@ class Environment:
     name: str
     python: str = ""
     """The version of Python that its pins are for, such as `3.12`; ours, if it is empty."""
+    pinned_in: Path = PINS
 
     @property
     def is_javascript(self) -> bool:
-        return (PINS / self.name).is_dir()
+        return (self.pinned_in / self.name).is_dir()
 
     @property
     def pins(self) -> Path:
         """The file that names what is in it."""
         if self.is_javascript:
-            return PINS / self.name / "package-lock.json"
-        return PINS / f"{self.name}.txt"
+            return self.pinned_in / self.name / "package-lock.json"
+        return self.pinned_in / f"{self.name}.txt"
 
     @property
     def folder(self) -> Path:
@@ -60,7 +61,7 @@ class Environment:
     def version(self, package: str) -> str:
         """Of a package that is in it."""
         if self.is_javascript:
-            words = (PINS / self.name / "package.json").read_text("utf-8").split('"')
+            words = self.pins.with_name("package.json").read_text("utf-8").split('"')
             return words[words.index(package) + 2]
         pins = dict(
             line.split("==") for line in self.pins.read_text("utf-8").splitlines() if "==" in line
@@ -85,7 +86,7 @@ class Environment:
             self.folder.mkdir()
             if self.is_javascript:
                 for each in ("package.json", "package-lock.json"):
-                    shutil.copy(PINS / self.name / each, self.folder)
+                    shutil.copy(self.pins.with_name(each), self.folder)
                 _run([*_npm(), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], self.folder)
             else:
                 _run([_python(self.python), "-m", "venv", "."], self.folder)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,17 @@ def test_a_file_that_is_no_failure_file_is_refused(path: Path, raw: bytes, words
     path.write_bytes(raw)
     with pytest.raises(BadFailureFile, match=words):
         load_failure(path)
+
+
+def test_a_checkout_that_nobody_installed_saves_and_replays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    save_failure(Failure.of(STALE_ACK, _failing()), path)
+
+    failure = load_failure(path)
+    assert failure.versions["trinamo"] == "checkout"
+    assert replay(failure).is_exact
