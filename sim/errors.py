@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from trinamo.runtime.logs.text import leaves
 from trinamo.runtime.nurseries import single
 
@@ -52,13 +54,22 @@ class Escape(BaseException):
     """
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether this fails the run of whose code it leaves; else it is trio's to handle, as cancellation is.
+
+    asyncio's own cancellation is a failure: by then trio-asyncio has made trio's of what trio cancelled.
+    """
+    aio = sys.modules.get("asyncio")
+    return isinstance(error, (Exception, Escape)) or (
+        aio is not None and isinstance(error, aio.CancelledError)
+    )
+
+
 def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
     """What of an error or group fails the run, and what (such as cancellation) is trio's to handle."""
-    if isinstance(error, (Exception, Escape)):
-        return error, None
     if isinstance(error, BaseExceptionGroup):
-        return error.split((Exception, Escape))
-    return None, error
+        return error.split(is_failure)
+    return (error, None) if is_failure(error) else (None, error)
 
 
 def standing_for(error: BaseException) -> BaseException:

@@ -23,7 +23,16 @@ import trio
 from ..core.choices import Choice, Choices, SeedChoices
 from ..core.trace import Trace
 from ..core.world import World
-from ..errors import Deadlock, Escape, Livelock, SimulationError, StepLimit, TimeLimit, Violation
+from ..errors import (
+    Deadlock,
+    Escape,
+    Livelock,
+    SimulationError,
+    StepLimit,
+    TimeLimit,
+    Violation,
+    is_failure,
+)
 from .hints import broke_off, followed, hints_of, varying
 
 Play = Callable[[Choices], object]
@@ -130,7 +139,9 @@ def played(play: Play, choices: Choices | int) -> Played:
     except trio.TrioInternalError:
         # The simulator itself is at fault, and the process is in no state to go on.
         raise
-    except (Exception, Escape) as caught:  # noqa: BLE001 -- becomes the finding
+    except BaseException as caught:
+        if not is_failure(caught):
+            raise
         error = caught
     world = choices.world
     if not isinstance(world, World):

@@ -88,6 +88,13 @@ def _replace(trio_asyncio: Any, network: Names, stack: ExitStack) -> None:
         return network.name_and_port(address, flags)
 
     task, future = _numbered()
+    all_tasks = asyncio.all_tasks
+
+    def all_tasks_in_order(loop: asyncio.AbstractEventLoop | None = None) -> set[Any]:
+        """The tasks in a set filled by number: asyncio's own set of them is older than the run."""
+        found = all_tasks(asyncio.get_running_loop() if loop is None else loop)
+        return set(sorted(found, key=hash))  # noqa: C414 -- the order of filling shows where hashes collide
+
     loop_class = getattr(trio_asyncio, "TrioEventLoop", None)
     begin = getattr(loop_class, "_main_loop_init", None)
     if begin is None:
@@ -101,6 +108,8 @@ def _replace(trio_asyncio: Any, network: Names, stack: ExitStack) -> None:
 
     patches = (
         (asyncio.tasks, "Task", task),
+        (asyncio.tasks, "all_tasks", all_tasks_in_order),
+        (asyncio, "all_tasks", all_tasks_in_order),
         (asyncio.BaseEventLoop, "create_future", lambda loop: future(loop=loop)),
         (asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo),
         (asyncio.BaseEventLoop, "getnameinfo", getnameinfo),

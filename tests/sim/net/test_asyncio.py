@@ -25,6 +25,7 @@ from trinamo.sim import (
     StepLimit,
     UnsupportedTrio,
     World,
+    search,
 )
 from trinamo.sim.explore.hints import hints_of
 
@@ -140,6 +141,37 @@ def test_cancelled_tasks_end_in_one_order_whatever_their_addresses_are() -> None
     assert len(digests) == 1
 
 
+def farewells_at_the_end() -> list[int]:
+    """Of many tasks some live when their loop ends; the order in which they are cancelled."""
+    said = []
+
+    async def client() -> None:
+        async def live(number: int) -> None:
+            try:
+                await asyncio.sleep(0 if number % 16 else 100)
+            except asyncio.CancelledError:
+                said.append(number)
+
+        tasks = [asyncio.create_task(live(number)) for number in range(160)]
+        await asyncio.sleep(0.1)
+        assert sum(not task.done() for task in tasks) == 10
+
+    play(aio(echo_lines), aio(client), SeedChoices(3))
+    return said
+
+
+def test_tasks_cancelled_with_their_loop_end_in_one_order_whatever_ran_before() -> None:
+    loop = asyncio.new_event_loop()
+    orders, tasks = set(), []
+    for more in (0, 3, 50):
+        tasks += [loop.create_task(asyncio.sleep(0)) for _ in range(more)]
+        orders.add(tuple(farewells_at_the_end()))
+    loop.run_until_complete(asyncio.gather(*tasks))
+    loop.close()
+    assert len(orders) == 1
+    assert sorted(*orders) == [*range(0, 160, 16)]
+
+
 HERE = Path(__file__).resolve().parents[3]
 
 
@@ -204,6 +236,41 @@ def test_callbacks_keep_their_order() -> None:
         called.clear()
         play(aio(echo_lines), aio(client), SeedChoices(seed))
         assert called == [*range(20)]
+
+
+# --- failures --------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_error_that_nobody_asked_for_is_a_finding() -> None:
+    async def ask(world: World) -> None:
+        async def client() -> None:
+            lost = asyncio.get_running_loop().create_future()
+            lost.cancel("the connection is lost")
+            await lost
+
+        await world.boot("client", aio(client)).ended.wait()
+
+    found = search(ask, seeds=range(1))
+    assert found is not None
+    assert found.rule == "error CancelledError"
+    assert "the connection is lost" in str(found)
+
+
+def test_a_host_on_asyncio_is_stopped_and_killed_without_a_finding() -> None:
+    async def server() -> None:
+        await asyncio.sleep(100)
+
+    for end in (World.stop, World.kill):
+        world = World(SeedChoices(1))
+        Network(world)
+
+        async def main(world: World = world, end: Callable[[World, str], object] = end) -> None:
+            host = world.boot("server", aio(server))
+            await trio.sleep(1)
+            end(world, "server")
+            await host.ended.wait()
+
+        world.run(main)
 
 
 # --- limits -----------------------------------------------------------------------------------------
