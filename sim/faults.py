@@ -95,7 +95,7 @@ def arm(
             raise ValueError(
                 f'a {do} strikes its `host`, or with `after_note` and on="note" its maker'
             )
-        named = [] if on else [fault["host"]]
+        named = [] if on else [fault.get("host", "")]
         strike = partial(_strike, world, network, fault, boot)
         if note:
             kind, _, number = note.partition("#")

@@ -94,7 +94,7 @@ _open_by_trio: Final = trio.open_tcp_stream
 
 
 async def _open_tcp_stream(
-    host: str | bytes, port: int, *, local_address: str | None = None, **options: Any
+    host: Any, port: Any, *, local_address: str | None = None, **options: Any
 ) -> trio.SocketStream:
     """As trio's, which takes a nursery and a task for each address, though a simulated name has one."""
     if local_address is not None or not isinstance(host, (str, bytes)) or not isinstance(port, int):

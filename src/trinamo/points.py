@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .sim.core.world import World
 
-WORLD: Final[ContextVar[World | None]] = ContextVar("trinamo_world", default=None)
-"""The world that runs; `World.run` sets it."""
+WORLD: Final[ContextVar[Any]] = ContextVar("trinamo_world", default=None)
+"""The `World` that runs, or None; `World.run` sets it."""
 
 
 def note(kind: str, /, **fields: Any) -> None:
     """Report a fact to the run's trace, its checkers and the faults that wait for it; see `World.note`."""
-    world = WORLD.get()
+    world: World | None = WORLD.get()
     if world is not None:
         world.note(kind, **fields)
 
@@ -42,7 +42,7 @@ def sometimes(label: str, one_in: int = 2) -> bool:
     Always False outside a run. The decision is recorded under `label`, and False is the dull answer; a
     True is noted, with `label` as the kind.
     """
-    world = WORLD.get()
+    world: World | None = WORLD.get()
     if world is None or world.is_unwinding or not world.choices.chance(one_in, label):
         return False
     world.note(label)
@@ -54,7 +54,7 @@ async def barrier(label: str) -> None:
 
     Without a hold it returns at once, and is no checkpoint.
     """
-    world = WORLD.get()
+    world: World | None = WORLD.get()
     if world is not None:
         world.note(label)
         gate = world.gates.get(label)

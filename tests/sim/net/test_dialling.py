@@ -62,7 +62,7 @@ def test_what_is_no_address_is_refused_as_by_trio() -> None:
 
 def test_one_s_own_address_may_be_named() -> None:
     async def main() -> None:
-        mine = (await trio.socket.getaddrinfo("client", 0))[0][4][0]
+        mine = str((await trio.socket.getaddrinfo("client", 0))[0][4][0])
         async with await trio.open_tcp_stream("server", 7000, local_address=mine) as stream:
             assert stream.socket.getsockname()[0] == mine
 
