@@ -14,7 +14,6 @@ at once.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +29,7 @@ from ..disk.disk import Disk
 from ..disk.process import Descriptors, Process
 from ..errors import Deadlock, Livelock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
+from ..isolation.threads import sleep_in_thread
 from .checker import Checker
 from .choices import Choices
 from .clock import WALL_EPOCH_S
@@ -558,7 +558,7 @@ class World(Machines):
         host = self.host(name)
         if not trio.lowlevel.in_trio_task():
             # In a thread of trio's, whose answer comes as much later.
-            time.sleep(delay_s)  # noqa: TID251 -- the run's own
+            sleep_in_thread(delay_s)
         elif delay_s > 0:
             host.stalls += 1
             self._scheduler.hold_back()

@@ -112,3 +112,8 @@ class Threads:
             return None
 
         return sleep
+
+
+def sleep_in_thread(seconds: float) -> None:
+    """Make the answer of the thread that runs so much later."""
+    time.sleep(seconds)  # noqa: TID251 -- what stands in its place during a run
