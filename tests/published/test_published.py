@@ -38,6 +38,8 @@ class Scenario:
     """Each played twice. Where a bug is known, so many that fewer than one in 10,000 rounds miss it."""
     finds: str = ""
     """How the finding begins that some seed must have, and no seed another; empty if all must hold."""
+    has_certificates: bool = False
+    """Whether each process makes some, so that its digests are its own."""
 
 
 SCENARIOS: Final = (
@@ -46,12 +48,14 @@ SCENARIOS: Final = (
     # A place of the pool is lost when a connection is given up: 18 to 29 % of the seeds.
     Scenario("coredis_", 80, "recovers: no answer"),
     Scenario("hypercorn_", 10),
+    Scenario("mcp_", 6),
     Scenario("quart_", 15),
     Scenario("redis_", 15),
-    # It reads on after the end.
-    Scenario("redio_", 60, "step limit: "),
+    # It reads on after the end: 10 to 23 %.
+    Scenario("redio_", 90, "step limit: "),
     # Answers get into those of another connection: 30 to 49 %.
     Scenario("redtrio_", 50, "error "),
+    Scenario("ssl_", 15, has_certificates=True),
     # Readers stay behind a writer who gave up: 23 %.
     Scenario("tricycle_", 80, "readers wait for writers only"),
     # A request that is given up stops the reader: 38 %.
@@ -92,12 +96,11 @@ def test_it_runs_as_published_and_replays(scenario: Scenario, python: str, tmp_p
     first = time.time_ns() % 10**9
 
     said = play(python, tmp_path, scenario.name, first, scenario.seeds, "1")
-    again = play(python, tmp_path, scenario.name, first, OVER_PROCESSES, "2")
 
     assert not said["unequal"], f"seeds that differ when they are played again: {said['unequal']}"
-    assert again["digests"].items() <= said["digests"].items(), (
-        f"not the same over processes: {again}"
-    )
+    if not scenario.has_certificates:
+        again = play(python, tmp_path, scenario.name, first, OVER_PROCESSES, "2")
+        assert again["digests"].items() <= said["digests"].items(), again
     others = {
         seed: text
         for seed, text in said["failed"].items()
