@@ -94,7 +94,7 @@ def _replace(trio_asyncio: Any, network: Names, stack: ExitStack) -> None:
         """The tasks in a set filled by number: asyncio's own set of them is older than the run."""
         found = all_tasks(asyncio.get_running_loop() if loop is None else loop)
         # Their hash is their number. The order of filling shows where hashes collide.
-        return set(sorted(found, key=lambda each: each.__hash__()))  # noqa: C414, PLC2801 -- a number
+        return set(sorted(found, key=lambda each: each.__hash__()))  # noqa: C414 -- a number
 
     loop_class = getattr(trio_asyncio, "TrioEventLoop", None)
     begin = getattr(loop_class, "_main_loop_init", None)
