@@ -13,6 +13,7 @@ from __future__ import annotations
 import _pyio  # type: ignore[import-not-found]
 import builtins
 import errno
+import glob
 import io
 import os
 import random
@@ -239,6 +240,13 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
     ]
     found.append((builtins, "open", found[-1][2]))
     unlink = next(stand_in for owner, name, stand_in in found if name == "unlink")
+    # From Python 3.13 on `pathlib` globs by a class that keeps its functions.
+    globber = getattr(glob, "_StringGlobber", None)
+    found += [
+        (globber, name, staticmethod(stand_in))
+        for owner, name, stand_in in found
+        if owner is os and name in ("lstat", "scandir") and hasattr(globber, name)
+    ]
     closer: Any = getattr(tempfile, "_TemporaryFileCloser")  # noqa: B009 -- no type knows it
     for call in vars(closer).values():
         # It deletes its file by a function that it keeps as a default.
