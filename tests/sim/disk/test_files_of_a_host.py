@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_writing_a_real_file_is_an_escape_that_says_what_to_do(play: Callable[[]
 
 def test_a_database_in_c_is_an_escape_and_one_in_memory_is_not() -> None:
     def play() -> Any:
-        return sqlite3.connect(":memory:").execute("select 1").fetchone()
+        with closing(sqlite3.connect(":memory:")) as database:
+            return database.execute("select 1").fetchone()
 
     assert on_a_host(play)[1] == [(1,)]
     with pytest.raises(Escape, match=r"sqlite3.connect\('data.db'\), in C"):
