@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.places import Place, cluster
+from tests.sim.programs.test_protocols import PROTOCOLS
 from tests.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,8 @@ def script_that_serves(name: str) -> Iterator[str]:
 def test_every_example_has_a_test() -> None:
     text = Path(__file__).read_text("utf-8")
     tested = re.findall(r'(?:run|script_that_serves)\("([\w./]+)"', text)
+    # What they import is no example of its own.
+    tested += [f"protocols/{name}.py" for name in ("messages", *(each[0] for each in PROTOCOLS))]
 
     assert [name for name in EXAMPLES if name not in tested] == []
 
