@@ -112,7 +112,7 @@ class SimulatedBroker:
     """Planes on hosts of their own, over one broker host of the world."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.world = World(SeedChoices(seed), steps_max=20_000_000, ambient="virtual")
+        self.world = World(SeedChoices(seed), steps_max=20_000_000, ambient="raise")
         self.network = Network(self.world, tear_one_in=8, short_one_in=16)
         self.nats = SimulatedNats(self.world)
         self._numbers = itertools.count(1)
