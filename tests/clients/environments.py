@@ -50,7 +50,9 @@ class Environment:
     def pins(self) -> Path:
         """The file that names what is in it."""
         if self.is_javascript:
-            return self.pinned_in / self.name / "package-lock.json"
+            # What is locked, if it is; a program's own dependencies may be too many to keep.
+            folder = self.pinned_in / self.name
+            return next(folder.glob("package-lock.json"), folder / "package.json")
         return self.pinned_in / f"{self.name}.txt"
 
     @property
@@ -85,9 +87,10 @@ class Environment:
                 shutil.rmtree(old)
             self.folder.mkdir()
             if self.is_javascript:
-                for each in ("package.json", "package-lock.json"):
+                for each in {"package.json", self.pins.name}:
                     shutil.copy(self.pins.with_name(each), self.folder)
-                _run([*_npm(), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], self.folder)
+                how = "install" if self.pins.name == "package.json" else "ci"
+                _run([*_npm(), how, "--no-audit", "--no-fund", "--ignore-scripts"], self.folder)
             else:
                 _run([_python(self.python), "-m", "venv", "."], self.folder)
                 pip = ["bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
