@@ -36,7 +36,7 @@ class SingleThreaded(http.server.HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.computed = threading.Event()
+        self.is_asked, self.computed = threading.Event(), threading.Event()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -46,6 +46,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         assert isinstance(self.server, SingleThreaded)
+        self.server.is_asked.set()
         self.server.computed.wait(START_TIMEOUT_S)
         self._answer(ANSWER)
 
@@ -89,8 +90,12 @@ def test_a_prompt_that_a_single_threaded_upstream_computes_for_long_is_answered(
             httpx.Client(base_url=base_url, trust_env=False, timeout=START_TIMEOUT_S) as client,
         ):
             long = pool.submit(client.post, "/v1/chat/completions", json=HI)
+            assert server.is_asked.wait(START_TIMEOUT_S)
+            # Twice: an answer to a look from before it was asked may have come by the first time.
             wait_for(
-                lambda: states(client) == ["away"], START_TIMEOUT_S, "the looks that find no answer"
+                lambda: [states(client), states(client)] == [["away"]] * 2,
+                START_TIMEOUT_S,
+                "the looks that find no answer",
             )
             refused = client.post("/v1/chat/completions", json=HI)
             listed = client.get("/v1/models").json()["data"]
