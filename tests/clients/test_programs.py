@@ -56,7 +56,7 @@ def running(
             if each.environment not in lacking
         }
         yield asked
-        if request.config.getoption("--all"):
+        if len(asked_for) == len(chosen(is_long=True)):
             write_page({each: future.result() for each, future in asked.items()}, lacking)
 
 
