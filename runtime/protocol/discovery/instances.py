@@ -16,6 +16,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..undecodable import decoded
+from ..versions import check_versions, with_versions
 
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -99,12 +100,16 @@ def is_instance_id(text: str) -> bool:
 
 
 def encode_instance(instance: Instance) -> bytes:
-    """The value to register."""
-    return _encoder.encode(instance)
+    """The value to register, by the process whose instance it is."""
+    return with_versions(_encoder.encode(instance))
 
 
 def decode_instance(key: str, value: bytes) -> Instance:
-    """The instance registered under `key`; `RemoteProtocolError` if the two do not fit."""
+    """The instance registered under `key`.
+
+    Raises `RemoteProtocolError` if the two do not fit, or if it speaks no version that is spoken here.
+    """
+    check_versions(key, value)
     instance = decoded(_decoder.decode, value, f"{key}: not an instance")
     if instance.key != key or not is_instance_id(instance.id):
         raise RemoteProtocolError(f"{key}: holds the instance {instance.endpoint}/{instance.id}")
@@ -158,12 +163,13 @@ def frontend_key(frontend_id: str) -> str:
 
 
 def encode_frontend(entry: FrontendEntry) -> bytes:
-    """The value to register."""
-    return _encoder.encode(entry)
+    """The value to register, by the frontend itself."""
+    return with_versions(_encoder.encode(entry))
 
 
 def decode_frontend(key: str, value: bytes) -> FrontendEntry:
-    """The frontend registered under `key`; `RemoteProtocolError` if the two do not fit."""
+    """The frontend registered under `key`; raises as `decode_instance`."""
+    check_versions(key, value)
     entry = decoded(_frontend_decoder.decode, value, f"{key}: not a frontend")
     if frontend_key(entry.id) != key or len(entry.id) != _ID_DIGITS:
         raise RemoteProtocolError(f"{key}: holds the frontend {entry.id[:32]!r}")

@@ -24,6 +24,7 @@ import msgspec
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
 from ..undecodable import decoded
+from ..versions import check_versions, with_versions
 from .instances import EndpointName, is_instance_id
 
 MODEL_PREFIX: Final = "models/"
@@ -51,12 +52,16 @@ def model_key(model: str, instance_id: str) -> str:
 
 
 def encode_card(card: ModelCard) -> bytes:
-    """The value to publish."""
-    return _encoder.encode(card)
+    """The value to publish, by a process that serves it."""
+    return with_versions(_encoder.encode(card))
 
 
 def decode_card(key: str, value: bytes) -> ModelCard:
-    """The card published under `key`; `RemoteProtocolError` if the two do not fit."""
+    """The card published under `key`.
+
+    Raises `RemoteProtocolError` if the two do not fit, or if who published it speaks no version that is
+    spoken here.
+    """
     card = decoded(_decoder.decode, value, f"{key}: not a model card")
     try:
         EndpointName.parse(card.endpoint)
@@ -64,6 +69,7 @@ def decode_card(key: str, value: bytes) -> ModelCard:
         # It must not speak for the model: the good cards would contradict it.
         raise RemoteProtocolError(f"{key}: {error.message}") from error
     if _names_instance(key, card):
+        check_versions(key, value)
         return card
     if key.startswith(_CHAT_PREFIX):
         name = key.removeprefix(_CHAT_PREFIX)
