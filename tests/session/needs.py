@@ -67,6 +67,7 @@ _BY_HAND = f"{_packages('libibverbs1')}, then make test"
 CHROMIUM = Need("Chromium", _packages("chromium"))
 A_PROGRAM = Need("program to try", "make environments ARGS=--all says what it lacks")
 C_COMPILER = Need("C compiler called cc", _packages("gcc", "libc6-dev"))
+HISTORY = Need("history of the project", "git fetch --unshallow")
 OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
 SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))

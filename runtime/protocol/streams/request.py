@@ -67,7 +67,7 @@ class Carrier(enum.StrEnum):
     """All streams between two processes share it: that of the request, if it came by one."""
 
 
-class ConnectionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ConnectionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which stream the worker is to open: its subject, and where to call home if it must."""
 
     address: str
@@ -162,7 +162,7 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: Reason = Reason.CONSUMER_DROPPED
 
 
-class _WireCancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _WireCancel(msgspec.Struct, frozen=True, omit_defaults=True):
     cancel: str
     reason: str = ""
 
