@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 _BROUGHT_BY: Final = {
     "asyncio": ("trio_asyncio",),
     "cluster": (
-        *("google", "grpc", "h2", "httptools", "hypercorn", "nats", "numpy"),
+        *("cryptography", "google", "grpc", "h2", "httptools", "hypercorn", "nats", "numpy"),
         *("prometheus_client", "starlette", "yaml"),
     ),
     "llamacpp": ("cyllama", "jinja2", "llguidance"),

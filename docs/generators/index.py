@@ -22,6 +22,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "tracing",
         "queues",
         "upgrades",
+        "security",
         "configuration",
         "api",
         "errors",

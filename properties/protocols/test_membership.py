@@ -1,112 +1,90 @@
-"""Who knows the secret is greeted however its bytes are cut, and nobody else is, whatever it says."""
+"""A greeting is understood however its bytes are cut, in no other bytes than were said, and with one secret."""
 
 from __future__ import annotations
 
-import contextlib
+import random
+import ssl
+from contextlib import suppress
 
-from hypothesis import assume, example, given, strategies as st
+import pytest
+from hypothesis import assume, given, settings, strategies as st
 
+from tests.transports.sockets.test_identity import SetEnv, shake
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.membership import (
-    NONCE_BYTES,
-    Greeting,
-    GreetingState,
+    HELLO_BYTES,
     Purpose,
+    check_hello,
+    check_version,
+    decode_welcome,
+    encode_hello,
+    encode_welcome,
+    wanted_bytes,
 )
+from trinamo.transports.sockets.identity import Authority, Identity
 
-nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
-secrets = st.binary(max_size=40)
 names = st.text(max_size=60)
-CHALLENGE_BYTES = 3 + NONCE_BYTES
+purposes = st.sampled_from(Purpose)
 
 
-def play(
-    dialler: Greeting, listener: Greeting, cuts: list[int], change: tuple[int, int] | None = None
-) -> int:
-    """Both ends, each hearing at most `cuts` bytes at once; bit `change` of all that is said flips.
-
-    Returns how many bytes were said. Raises what an end raises.
-    """
-    place, count, turn = 0, 0, 0
-    words, hears = dialler.begin(), listener
-    while words:
-        if change is not None and count <= change[0] < count + len(words):
-            spoilt = bytearray(words)
-            spoilt[change[0] - count] ^= 1 << change[1]
-            words = bytes(spoilt)
-        count += len(words)
-        answer = b""
-        while words:
-            size = max(1, min(cuts[turn % len(cuts)], hears.wanted_bytes))
-            turn += 1
-            answer += hears.receive(words[:size])
-            words = words[size:]
-        hears, words = (dialler if hears is listener else listener), answer
-        place += 1
-    return count
-
-
-def ends(
-    ours: bytes, theirs: bytes, first: bytes, second: bytes, name: str
-) -> tuple[Greeting, Greeting]:
-    return (
-        Greeting.dialling(Purpose.REQUESTS, ours, first),
-        Greeting.listening(Purpose.REQUESTS, theirs, second, name),
-    )
-
-
-@given(secrets, nonces, nonces, names, st.lists(st.integers(1, 64), min_size=1))
+@given(purposes, names, st.booleans(), st.lists(st.integers(1, 64), min_size=1))
 def test_members_greet_however_their_bytes_are_cut(
-    secret: bytes, first: bytes, second: bytes, name: str, cuts: list[int]
+    purpose: Purpose, name: str, sealed: bool, cuts: list[int]
 ) -> None:
-    """Both ends are greeted, the name arrives, and not 1 KiB was said."""
-    dialler, listener = ends(secret, secret, first, second, name)
-    assert play(dialler, listener, cuts) < 1024
-    assert (dialler.is_over, listener.is_over, dialler.peer_name) == (True, True, name)
+    """No byte of what follows is asked for, and the name arrives."""
+    hello = encode_hello(purpose, sealed=sealed)
+    check_hello(hello, purpose, sealed=sealed)
+    rest, heard, turn = encode_welcome(hello, name) + b"what follows", b"", 0
+    while wanted := wanted_bytes(heard, hello):
+        size = min(cuts[turn % len(cuts)], wanted)
+        heard, rest, turn = heard + rest[:size], rest[size:], turn + 1
+    assert rest == b"what follows"
+    assert decode_welcome(heard, hello) == name
 
 
-@given(secrets, nonces, nonces, names, st.lists(st.integers(1, 64), min_size=1), st.data())
-def test_no_bit_may_be_changed_between_them(
-    secret: bytes, first: bytes, second: bytes, name: str, cuts: list[int], data: st.DataObject
+@given(purposes, names, st.booleans(), st.data())
+def test_no_bit_of_a_hello_may_be_changed_on_its_way(
+    purpose: Purpose, name: str, sealed: bool, data: st.DataObject
 ) -> None:
-    """With any one bit flipped on the way, the dialler is not greeted: it never trusts what it
-    did not hear right, its own words as the listener heard them included."""
-    whole = play(*ends(secret, secret, first, second, name), cuts)
-    change = data.draw(st.tuples(st.integers(0, whole - 1), st.integers(0, 7)))
-    dialler, listener = ends(secret, secret, first, second, name)
-    with contextlib.suppress(RemoteProtocolError):
-        play(dialler, listener, cuts, change)
-    assert not dialler.is_over
-
-
-@given(secrets, secrets, nonces, nonces, names, st.lists(st.integers(1, 64), min_size=1))
-@example(b"", bytes(16), bytes(16), bytes(16), "", [64])
-def test_another_secret_greets_nobody(
-    ours: bytes, theirs: bytes, first: bytes, second: bytes, name: str, cuts: list[int]
-) -> None:
-    """Neither end is greeted, and the listener has said no more than its challenge."""
-    assume(ours != theirs)
-    dialler, listener = ends(ours, theirs, first, second, name)
-    with contextlib.suppress(RemoteProtocolError):
-        play(dialler, listener, cuts)
-    assert (dialler.is_over, listener.is_over) == (False, False)
-
-
-@given(secrets, nonces, st.lists(st.binary(max_size=40), max_size=20))
-def test_a_stranger_hears_a_challenge_at_most(
-    secret: bytes, nonce: bytes, pieces: list[bytes]
-) -> None:
-    """Whatever bytes come, a listener is not greeted, keeps a bounded number of them, and raises
-    nothing but `RemoteProtocolError`."""
-    listener = Greeting.listening(Purpose.TRANSFERS, secret, nonce, "a secret name")
-    said = b""
+    """Whatever the listener makes of it, the dialler does not take its welcome."""
+    hello = encode_hello(purpose, sealed=sealed)
+    spoilt = bytearray(hello)
+    spoilt[data.draw(st.integers(0, HELLO_BYTES - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        for piece in pieces:
-            if not piece[: listener.wanted_bytes]:
-                continue
-            said += listener.receive(piece[: listener.wanted_bytes])
+        decode_welcome(encode_welcome(bytes(spoilt), name), hello)
     except RemoteProtocolError:
-        assert listener.state is GreetingState.REFUSED
-    assert not listener.is_over
-    assert len(said) in (0, CHALLENGE_BYTES)
-    assert b"a secret name" not in said
+        return
+    raise AssertionError("welcome for what was not said")
+
+
+@given(st.binary(max_size=400), st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
+def test_other_bytes_raise_nothing_but_a_protocol_error(said: bytes, hello: bytes) -> None:
+    for step in (
+        lambda: check_hello(hello, Purpose.STREAMS, sealed=True),
+        lambda: check_version(hello),
+        lambda: decode_welcome(said, hello),
+    ):
+        with suppress(RemoteProtocolError):
+            step()
+
+
+long_secrets = st.binary(min_size=32, max_size=100)
+
+
+@settings(max_examples=30)
+@given(long_secrets, long_secrets, st.integers())
+def test_another_secret_is_another_authority_and_refused_by_both_ends(
+    ours: bytes, theirs: bytes, seed: int
+) -> None:
+    assume(ours != theirs)
+    assert Authority(ours).certificate != Authority(theirs).certificate
+    one, other = (
+        Identity(each, "trinamo://requests/7f", SetEnv(rng=random.Random(seed)))
+        for each in (ours, theirs)
+    )
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(one.session(dials=True), other.session(dials=False))
+    # As one would dial who does not look.
+    one._contexts[0].verify_mode = ssl.CERT_NONE
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(one.session(dials=True), other.session(dials=False))

@@ -44,7 +44,7 @@ from .source import (
 from .worker import DisaggregationConfig, WeightsConfig, WorkerConfig
 
 PRESETS = ("small", "medium", "large")
-SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MIN: Final = 32
 SECRET_BYTES_MAX: Final = 4096
 _SECURITY_KEY: Final = "security.secret_file"
 
@@ -139,16 +139,25 @@ class TracingConfig(Section, frozen=True, kw_only=True):
 
 
 class SecurityConfig(Section, frozen=True, kw_only=True):
-    """Who may speak to the TCP ports of this cluster's processes."""
+    """Who may speak to the TCP ports of this cluster's processes, and whether others can listen."""
 
     secret_file: Annotated[
         Text | None,
         about(
-            "A file of 16 bytes or more that is the same on every machine of the cluster and that"
-            " not everybody may read: each TCP port asks its peers for proof of it. null: these"
-            " ports are bound on loopback only."
+            "A file of 32 random bytes or more (`trinamo certs secret` makes one) that is the same on"
+            " every machine of the cluster and that not everybody may read. It closes every TCP"
+            " connection between processes: TLS 1.3, with certificates that are derived from it."
+            " null: the ports are bound on loopback only."
         ),
     ] = None
+    clear_tcp: Annotated[
+        bool,
+        about(
+            "Without `secret_file`, bind the TCP ports on other addresses than loopback all the same."
+            " Whoever reaches them can read and change prompts and answers, and ask for any; each"
+            " start says so."
+        ),
+    ] = False
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -185,8 +194,8 @@ def check_files(config: Config) -> None:
 def read_secret(section: SecurityConfig) -> bytes:
     """The cluster's secret, or nothing if none is configured; blocks on the disk, so call it early.
 
-    Every TCP port of ours asks for proof of it before anything else
-    (`protocol/streams/membership.py`). A line end at the end of the file is not part of it: an
+    Every TCP connection of ours is sealed with what is derived from it
+    (`transports/sockets/identity.py`). A line end at the end of the file is not part of it: an
     editor that adds one must not shut a machine out. Raises `ConfigError` for a file that cannot be
     read, that every user of the machine can read, or that holds too little or too much.
     """
@@ -209,7 +218,8 @@ def read_secret(section: SecurityConfig) -> bytes:
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
             f"{_SECURITY_KEY}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to"
-            f" {SECRET_BYTES_MAX} are taken. `openssl rand -hex 32` makes a good one"
+            f" {SECRET_BYTES_MAX} are taken, and they must be random: whoever reaches a port could"
+            f" guess a shorter one. `trinamo certs secret FILE` makes a good one"
         )
     return secret
 

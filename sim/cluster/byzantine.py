@@ -8,6 +8,7 @@ for. What is around it must not notice: that is what the other invariants are fo
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -17,19 +18,20 @@ from trinamo.runtime.errors import ConnectError, RemoteProtocolError
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.link_frames import Kind, Opening, encode_item, encode_opening
-from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.membership import Purpose, encode_hello
 from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.transports.sockets.wire import open_wire, send_all
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
 
 from ..core.world import World
 from ..env import SimEnv
-from .memory import SECRET
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
 
+ANOTHER: Final = b"the secret of some other simulated cluster"
 UNKNOWN: Final = "0" * 32
 POLL_S: Final = 0.005
 
@@ -50,7 +52,10 @@ class ByzantineClient:
         payload = await self._payload(cluster)
         address = self._address(cluster)
         started_s = trio.current_time()
-        answer = await self._converse(address, payload, cluster.world)
+        theirs = cluster.processes[self.to].transports
+        secret = (theirs.home or theirs.server).options.secret
+        options = TcpOptions(secret=ANOTHER if self.act == "stolen_subject" else secret)
+        answer = await self._converse(address, payload, options, cluster.world)
         took_s = round(trio.current_time() - started_s, 3)
         cluster.world.note(
             "byzantine.end", act=self.act, answer=answer, expects=self.expects, took_s=took_s
@@ -79,24 +84,26 @@ class ByzantineClient:
         host, _, port = server.address.rpartition(":")
         return host, int(port)
 
-    async def _converse(self, address: tuple[str, int], payload: bytes, world: World) -> str:
+    async def _converse(
+        self, address: tuple[str, int], payload: bytes, options: TcpOptions, world: World
+    ) -> str:
         decoder = FrameDecoder()
+        wire = open_wire(await trio.open_tcp_stream(*address))
         try:
-            async with await trio.open_tcp_stream(*address) as stream:
+            with closing(wire.socket):
                 if self.act in GREETING_ACTS:
-                    options = TcpOptions(secret=b"" if self.act == "stolen_subject" else SECRET)
                     env = SimEnv(world, f"byzantine.{self.act}")
                     purpose = Purpose.REQUESTS if self.act in REQUEST_ACTS else Purpose.STREAMS
-                    await greet(stream, self.to, options, env, purpose)
-                await stream.send_all(payload)
-                async for data in stream:
-                    for header, said in decoder.feed(bytes(data)):
+                    wire, _ = await greet(wire, self.to, options, env, purpose)
+                await send_all(wire, payload if wire.seal is None else wire.seal(payload))
+                while data := await wire.receive(65536):
+                    for header, said in decoder.feed(data):
                         if header[4:5] == bytes([Kind.REFUSED]):
                             # A link stays for its other streams, unless it is itself refused.
                             return f"refused {json.loads(said)['code']}"
-        except (trio.BrokenResourceError, ConnectError):
+        except (OSError, ConnectError):
             pass  # Closed all the same, with words of ours unread.
-        except (OSError, RemoteProtocolError):
+        except RemoteProtocolError:
             return "broken"
         return "closed"
 
@@ -106,7 +113,7 @@ def _opening(subject: str) -> bytes:
 
 
 NO_FRAME: Final = b"\xff" * 8 + b"no such frame"
-HELLO: Final = b"trinamo\r\n\r\n\x02\0\0" + bytes(16)
+HELLO: Final = encode_hello(Purpose.STREAMS, sealed=False)
 SAID: Final = {
     "unknown_subject": _opening(UNKNOWN),
     "malformed_opening": encode_frame(b"\0\0\0\1" + bytes([Kind.OPEN]), UNKNOWN.encode()),

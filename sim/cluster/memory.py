@@ -31,7 +31,7 @@ PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""
 SLICE_BYTES: Final = 4096
 SECRET: Final = b"the secret of a simulated cluster"
-"""Of all its hosts: they are not loopback to each other."""
+"""Of all its hosts. Their links are sealed where the configuration names a file for it, which none reads."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +54,18 @@ class MemoryPlan:
             raise ValueError("backends must name at least one")
         if self.window < 1:
             raise ValueError("window is at least 1")
+
+
+def tcp_options_of(config: Config, name: str, port: int = 0) -> TcpOptions:
+    """Of the planes on host `name`: no host is loopback to another."""
+    return TcpOptions.of(
+        config.data_plane.tcp,
+        host="0.0.0.0",  # noqa: S104 -- simulated
+        port=port,
+        advertise_host=name,
+        secret=SECRET if config.security.secret_file else b"",
+        is_clear_allowed=True,
+    )
 
 
 class ClusterMemory:
@@ -111,8 +123,7 @@ class ClusterMemory:
     @asynccontextmanager
     async def open_chain(self, name: str, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """The backends of the process on host `name`."""
-        own = {"host": "0.0.0.0", "port": PORT, "advertise_host": name}  # noqa: S104 -- simulated
-        tcp_options = TcpOptions.of(config.data_plane.tcp, **own, secret=SECRET)
+        tcp_options = tcp_options_of(config, name, PORT)
         # One checksum on every machine, and no way through the real kernel.
         options = TransferOptions(tcp=tcp_options, checksum="crc32", slice_bytes=SLICE_BYTES)
         async with AsyncExitStack() as stack:

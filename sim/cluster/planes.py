@@ -19,9 +19,8 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
-from trinamo.transports.tcp import TcpOptions
 
-from .memory import SECRET, ClusterMemory
+from .memory import SECRET, ClusterMemory, tcp_options_of
 from .services import NotedControlPlane, Services
 
 
@@ -76,12 +75,13 @@ class SimTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """The TCP planes, unmodified, on simulated sockets."""
-        options = self._tcp_options(config)
+        options = tcp_options_of(config, self.name)
         async with open_data_plane(config, env, events, options, serving=serving) as data:
             self.home, self.calls = data.response_plane, data.call_home
             self.requests = data.request_planes["tcp"]
             self.server = next(iter(data.request_servers), None)
-            yield data
+            # Names of blocks are made with it, whether links are sealed or not.
+            yield attrs.evolve(data, secret=SECRET)
 
     @asynccontextmanager
     async def open_spans(
@@ -96,7 +96,3 @@ class SimTransports:
     ) -> AbstractAsyncContextManager[TransferChain]:
         """One-sided memory on simulated adapters, and TCP on simulated sockets."""
         return self.memory.open_chain(self.name, config, env)
-
-    def _tcp_options(self, config: Config) -> TcpOptions:
-        own = {"host": "0.0.0.0", "port": 0, "advertise_host": self.name}  # noqa: S104 -- simulated
-        return TcpOptions.of(config.data_plane.tcp, **own, secret=SECRET)

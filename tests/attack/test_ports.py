@@ -5,8 +5,8 @@ Each test is an attack that once worked, over real sockets, bounded in number.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -23,7 +23,7 @@ from trinamo.runtime.protocol.streams.link_frames import (
     encode_message,
     encode_opening,
 )
-from trinamo.runtime.protocol.streams.membership import Greeting, Purpose
+from trinamo.runtime.protocol.streams.membership import Purpose, encode_hello
 from trinamo.runtime.protocol.streams.request import (
     ConnectionInfo,
     Envelope,
@@ -33,7 +33,7 @@ from trinamo.runtime.protocol.streams.request import (
 from trinamo.transports.tcp import open_request_plane
 from trinamo.transports.tcp.sockets import split_address
 
-SECRET = b"a secret of these tests only"
+SECRET = b"a secret of these tests, and no other"
 SILENT = 200
 
 
@@ -109,7 +109,7 @@ async def test_silent_connections_keep_no_caller_from_a_worker(cluster: Cluster)
 async def test_a_frozen_greeting_keeps_no_caller_from_a_worker(cluster: Cluster) -> None:
     """The first half of a greeting is no better than silence."""
     await cluster.serve("1")
-    hello = b"trinamo\r\n\r\n\x02\0\0" + bytes(16)
+    hello = encode_hello(Purpose.REQUESTS, sealed=True)
     streams = []
     for _ in range(SILENT):
         stream = await trio.open_tcp_stream(*split_address(cluster.addresses["1"]))
@@ -135,21 +135,21 @@ async def test_silent_connections_keep_no_worker_from_calling_home() -> None:
 
 
 async def test_a_greeting_that_was_overheard_is_of_no_use_again(cluster: Cluster) -> None:
-    """Neither with the subject that it was for, nor with any other."""
-    async with raw_connection(cluster.home.address) as member:
-        greeting = Greeting.dialling(Purpose.STREAMS, SECRET, bytes(16))
-        hello = greeting.begin()
-        await member.say(hello)
-        proof = greeting.receive(bytes(await member.stream.receive_some(19)))
-        await member.say(proof)
-        while not greeting.is_over:
-            greeting.receive(bytes(await member.stream.receive_some(greeting.wanted_bytes)))
+    """Said once more, it does not lead in: what follows is sealed with keys of that connection alone."""
+    listeners = await cluster.nursery.start(
+        trio.serve_tcp, (between := Between(cluster.home.address)).serve, 0
+    )
+    address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
     with cluster.home.register(Context("r")) as mine:
-        opening = Opening(Handshake(mine.connection.subject, StreamType.RESPONSE), 1)
+        async with raw_member(address, Purpose.STREAMS, SECRET) as member:
+            opening = Opening(Handshake(mine.connection.subject, StreamType.RESPONSE), 1)
+            await member.say(encode_opening(1, opening))
+            await eventually(lambda: mine.is_taken)
+    with cluster.home.register(Context("r")) as mine:
         async with raw_connection(cluster.home.address) as stranger:
-            await stranger.say(hello, proof, encode_opening(1, opening))
-            # A challenge of this connection's own, which the proof does not answer.
-            assert len(await stranger.hear_all()) in (0, 19)
+            await stranger.say(between.said)
+            # It may get as far as the server's own half of a handshake, and its certificate there.
+            assert mine.connection.subject.encode() not in await stranger.hear_all()
         assert not mine.is_taken
 
 
@@ -203,3 +203,58 @@ async def test_a_member_with_bad_envelopes_disturbs_no_other(cluster: Cluster) -
             await member.say(encode_message(Kind.REQUEST, bad, b""))
             assert await ask(client) == [0, 1, 2]
     await eventually(lambda: cluster.home.registered_count == 0)
+
+
+# --- somebody between ------------------------------------------------------------------------------
+
+
+class Between:
+    """Stands at an address that discovery tells of, hands all bytes on, and changes those it can read."""
+
+    def __init__(self, to: str) -> None:
+        self.to = to
+        self.heard = self.said = b""
+        """What came from both ends, and of it what the dialler said."""
+        self.count = 0
+
+    async def serve(self, dialler: trio.SocketStream) -> None:
+        self.count += 1
+        self.dialler = dialler
+        listener = await trio.open_tcp_stream(*split_address(self.to))
+        async with dialler, listener, trio.open_nursery() as nursery:
+            nursery.start_soon(self._hand_on, dialler, listener)
+            await self._hand_on(listener, dialler)
+            nursery.cancel_scope.cancel()
+
+    async def _hand_on(self, source: trio.SocketStream, to: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for data in source:
+                self.heard += bytes(data)
+                if source is self.dialler:
+                    self.said += bytes(data)
+                await to.send_all(bytes(data).replace(PROMPT, OTHER_PROMPT).replace(TOLD, LIES))
+
+
+PROMPT, OTHER_PROMPT = b"what is it that I asked", b"what was never asked at"
+TOLD, LIES = b"what the model has told", b"what nobody ever did so"
+
+
+async def told(request: str, _: Context) -> AsyncGenerator[str, None]:
+    """A handler: says what it was asked, then something of its own."""
+    yield request
+    yield TOLD.decode()
+
+
+async def test_who_hands_a_greeting_on_reads_and_changes_nothing(cluster: Cluster) -> None:
+    """Who may write one key of etcd read and changed 77 of 83 prompts, all answered with 200."""
+    await cluster.serve("1", told)
+    between = Between(cluster.addresses["1"])
+    listeners = await cluster.nursery.start(trio.serve_tcp, between.serve, 0)
+    await cluster.put("1", {"tcp": f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"})
+    client = await cluster.client()
+    for _ in range(10):
+        async with client.stream(PROMPT.decode(), str) as stream:
+            assert [item async for item in stream] == [PROMPT.decode(), TOLD.decode()]
+    assert between.count >= 1
+    assert PROMPT not in between.heard
+    assert TOLD not in between.heard

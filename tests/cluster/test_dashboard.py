@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-SECRET = "5ecret-of-this-cluster-alone"
+SECRET = "5ecret-of-this-cluster-alone-and-no-other"
 
 
 async def ask_for_ever(cluster: Cluster) -> None:

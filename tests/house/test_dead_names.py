@@ -63,6 +63,7 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next""",
     "servers of tests and benchmarks": "thaw",
+    "`ssl` reads it of a context": "num_tickets check_hostname",
     "tests of anybody's protocol call it": """
         fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels
         Serializability set_ mutex counter""",

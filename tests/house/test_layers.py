@@ -71,7 +71,7 @@ LAYERS = (
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*"), EVERYWHERE),
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
-    Layer("transports.sockets*", (*FOR_TRANSPORTS, "transports.sockets*"), EVERYWHERE),
+    Layer("transports.sockets*", (*FOR_TRANSPORTS, "transports.sockets*"), (*EVERYWHERE, "cryptography")),
     Layer("transports.http*", (*FOR_TRANSPORTS, *FOR_HTTP, "transports.sockets*", "transports.http*"), (*EVERYWHERE, "httptools", "hypercorn", "h2")),
     Layer("transports.openai*", (*FOR_TRANSPORTS, "runtime.engines.generation*", "transports.sockets*", "transports.openai*"), (*EVERYWHERE, "httptools")),
     Layer("transports.otel*", (*FOR_TRANSPORTS, "runtime.traces*", "transports.otel*"), (*EVERYWHERE, "opentelemetry")),

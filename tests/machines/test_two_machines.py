@@ -127,7 +127,7 @@ async def _prepared(
     hosts = (*names, *(each.address for each in machines))
     certificate, key = authority.sign("tls", hosts=hosts)
     one = machines[0]
-    await one.run(MANY.command("(umask 077; openssl"))
+    await one.run(MANY.command("trinamo certs secret"))
     secret = (one.home / config["security"]["secret_file"]).read_text()
     for machine in machines:
         with (machine.etc / "hosts").open("a") as file:

@@ -17,6 +17,7 @@ from tests.sources import ROOT
 HANGS_S = 300
 CLUSTER = {
     *(
+        "cryptography",
         "google",
         "grpc",
         "h11",

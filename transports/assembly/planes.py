@@ -139,7 +139,12 @@ class RealTransports:
         control = config.control_plane
         has_etcd = control.backend == "etcd" and not control.embedded
         towards = control.etcd.endpoints if has_etcd else ()
-        return TcpOptions.of(config.data_plane.tcp, secret=self._secret, towards=towards)
+        return TcpOptions.of(
+            config.data_plane.tcp,
+            secret=self._secret,
+            is_clear_allowed=config.security.clear_tcp,
+            towards=towards,
+        )
 
 
 def _installed(key: str, name: str, opener: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from typing import Final
+from typing import Any, Final
 
 from .wire import Wire, send_all
 
@@ -37,6 +37,10 @@ class TlsSession:
         """What was agreed on, once the handshake is done."""
         return self._object.selected_alpn_protocol() or "http/1.1"
 
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """What the peer has shown, as `ssl.SSLObject.getpeercert` says it, once the handshake is done."""
+        return self._object.getpeercert()
+
     def shake(self, data: bytes) -> bool:
         """A step of the handshake with what came from the wire; whether it is done.
 
@@ -57,7 +61,7 @@ class TlsSession:
         """The clear text of what came from the wire, as far as it is whole. Raises `ssl.SSLError`."""
         incoming, tls = self._incoming, self._object
         incoming.write(data)
-        opened = b""
+        pieces = []
         # OpenSSL takes whole records only, and to ask for more than there is costs an exception.
         while incoming.pending or tls.pending():
             try:
@@ -69,10 +73,10 @@ class TlsSession:
             if not piece:
                 self.is_input_over = True
                 break
-            opened += piece
-        return opened
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def seal(self, data: bytes) -> bytes:
+    def seal(self, data: bytes | memoryview) -> bytes:
         """What to send for `data`. Raises `ssl.SSLError`."""
         if data:
             self._object.write(data)

@@ -20,7 +20,7 @@ class Wire(Protocol):
     socket: trio.socket.SocketType
 
     @property
-    def seal(self) -> Callable[[bytes], bytes] | None:
+    def seal(self) -> Callable[[bytes | memoryview], bytes] | None:
         """What makes of clear text the bytes to `send`; None where they are the same."""
         ...
 

@@ -13,17 +13,16 @@ import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import attrs
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.logs.notices import LogNotices
+from trinamo.transports.sockets.wire import Wire, open_wire
 
 from .sockets import TcpOptions, tune
-
-T = TypeVar("T")
 
 _log = logging.getLogger("trinamo.tcp")
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -45,11 +44,11 @@ class _Stranger:
     gave_way: bool = False
 
 
-class Gate(Generic[T]):
-    """Whom a port lets in: `greet(stream)` proves it, `serve(stream, proof)` does the rest.
+class Gate:
+    """Whom a port lets in: `greet(wire)` proves it, `serve` does the rest with what that returns.
 
     `greet` may take `handshake_timeout_s`; it raises `RemoteProtocolError` or
-    `trio.BrokenResourceError` for a peer that is to be told nothing. At most `ungreeted_max` are in
+    `OSError` for a peer that is to be told nothing. At most `ungreeted_max` are in
     it at once. `serve` must not raise; at most `connections_max` are in it at once, and more members
     wait among those who are not in.
     """
@@ -57,8 +56,8 @@ class Gate(Generic[T]):
     def __init__(
         self,
         options: TcpOptions,
-        greet: Callable[[trio.SocketStream], Awaitable[T]],
-        serve: Callable[[trio.SocketStream, T], Awaitable[None]],
+        greet: Callable[[Wire], Awaitable[Wire]],
+        serve: Callable[[Wire], Awaitable[None]],
     ) -> None:
         self._options = options
         self._greet, self._serve = greet, serve
@@ -97,31 +96,32 @@ class Gate(Generic[T]):
                 nursery.start_soon(self._receive, stream, stranger)
 
     async def _receive(self, stream: trio.SocketStream, stranger: _Stranger) -> None:
+        tune(stream, self._options)
+        wire = open_wire(stream)
         try:
-            tune(stream, self._options)
-            proven = await self._prove(stream, stranger)
+            proven = await self._prove(wire, stranger)
             self._forget(stranger)
             if proven is not None:
                 try:
-                    await self._serve(stream, proven[0])
+                    await self._serve(proven)
                 finally:
                     self._places.release()
         finally:
             self._forget(stranger)
-            stream.socket.close()
+            wire.socket.close()
 
-    async def _prove(self, stream: trio.SocketStream, stranger: _Stranger) -> tuple[T] | None:
-        """What `greet` found, and a place taken for it; None for who stays a stranger."""
+    async def _prove(self, wire: Wire, stranger: _Stranger) -> Wire | None:
+        """What `greet` returned, and a place taken for it; None for who stays a stranger."""
         stranger.scope.deadline = trio.current_time() + self._options.handshake_timeout_s
         why = ""
         with stranger.scope:
             try:
-                found = await self._greet(stream)
+                greeted = await self._greet(wire)
                 await self._places.acquire()
-                return (found,)
+                return greeted
             except RemoteProtocolError as error:
                 why = error.message
-            except (trio.BrokenResourceError, OSError):
+            except OSError:
                 why = "the connection broke"
         late = "others needed its place" if stranger.gave_way else "it did not greet in time"
         self._refused(stranger.origin, why or late)

@@ -1,20 +1,37 @@
-"""The greeting of a standing connection over a socket, both ends; `protocol/streams/membership.py` says how."""
+"""The greeting of a standing connection over a socket, both ends; `protocol/streams/membership.py` says how.
+
+With a secret, TLS 1.3 carries it and what follows; both ends show a certificate of the secret's authority.
+"""
 
 from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
 
 import trio
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, ImpostorError, RemoteProtocolError
-from trinamo.runtime.protocol.streams.membership import NONCE_BYTES, Greeting, Purpose
+from trinamo.runtime.protocol.streams.membership import (
+    HELLO_BYTES,
+    Purpose,
+    check_hello,
+    check_version,
+    decode_welcome,
+    encode_hello,
+    encode_welcome,
+    wanted_bytes,
+)
+from trinamo.transports.sockets.tls import SealedWire, shake_hands
+from trinamo.transports.sockets.wire import Wire, open_wire, send_all
 
 from .sockets import TcpOptions, dial
 
 
 async def dial_member(
     address: str, options: TcpOptions, env: Env, purpose: Purpose
-) -> tuple[trio.SocketStream, str]:
-    """Connect to a port of this cluster; the stream, and the name of who listens there.
+) -> tuple[Wire, str]:
+    """Connect to a port of this cluster; the connection, and the name of who listens there.
 
     Connecting and greeting take at most `connect_timeout_s` each. A connection that breaks while it
     greets is made once more: nothing was said on it, and a caller may wait for this call. Raises
@@ -23,75 +40,103 @@ async def dial_member(
     try:
         return await _dial_and_greet(address, options, env, purpose)
     except ConnectError as error:
-        if not isinstance(error.__cause__, trio.BrokenResourceError):
+        if not isinstance(error.__cause__, (ConnectionResetError, BrokenPipeError)):
             raise
     return await _dial_and_greet(address, options, env, purpose)
 
 
 async def _dial_and_greet(
     address: str, options: TcpOptions, env: Env, purpose: Purpose
-) -> tuple[trio.SocketStream, str]:
-    stream = await dial(address, options)
+) -> tuple[Wire, str]:
+    wire = open_wire(await dial(address, options))
     try:
         with trio.fail_after(options.connect_timeout_s):
-            return stream, await greet(stream, address, options, env, purpose)
+            return await greet(wire, address, options, env, purpose)
     except trio.TooSlowError:
-        stream.socket.close()
+        wire.socket.close()
         raise ConnectError(
             f"{address} did not greet within {options.connect_timeout_s:g} s"
         ) from None
     except BaseException:
-        stream.socket.close()
+        wire.socket.close()
         raise
 
 
 async def greet(
-    stream: trio.SocketStream, address: str, options: TcpOptions, env: Env, purpose: Purpose
-) -> str:
-    """The dialler's end; the listener's name. Whoever calls it bounds its time.
+    wire: Wire, address: str, options: TcpOptions, env: Env, purpose: Purpose
+) -> tuple[Wire, str]:
+    """The dialler's end: what carries all that follows, and the listener's name. Bounded by its caller.
 
-    Raises as `dial_member`, and leaves the stream open.
+    Raises as `dial_member`, and leaves the connection open.
     """
-    greeting = Greeting.dialling(purpose, options.secret, _nonce(env))
+    hello = encode_hello(purpose, sealed=bool(options.secret))
     try:
-        is_whole = await _converse(stream, greeting)
-    except (trio.BrokenResourceError, OSError) as error:
-        raise ConnectError(f"{address} broke the connection before it was greeted") from error
-    except RemoteProtocolError as error:
-        raise ImpostorError(f"{address}: {error.message}") from error
-    if not is_whole:
+        await send_all(wire, hello)
+        shown = None
+        if options.secret:
+            wire, shown = await _seal(wire, options, env, purpose.uri(""), dials=True)
+        name = decode_welcome(await _hear(wire, lambda heard: wanted_bytes(heard, hello)), hello)
+    except ssl.SSLCertVerificationError as error:
+        raise ConnectError(
+            f"{address} is of another cluster, or its security.secret_file is another:"
+            f" {error.verify_message}"
+        ) from error
+    except ssl.SSLError as error:
+        raise ImpostorError(f"{address} shook no hands: {error.reason}") from error
+    except (EOFError, OSError) as error:
         raise ConnectError(
             f"{address} closed the connection before it was greeted: it is ending, or its "
             "security.secret_file is another"
-        )
-    return greeting.peer_name
+        ) from error
+    except RemoteProtocolError as error:
+        raise ImpostorError(f"{address}: {error.message}") from error
+    if shown not in {None, purpose.uri(name)}:
+        raise ImpostorError(f"{address} calls itself {name!r}, but its certificate says {shown}")
+    return wire, name
 
 
-async def welcome(
-    stream: trio.SocketStream, options: TcpOptions, env: Env, purpose: Purpose, name: str
-) -> None:
-    """The listener's end; whoever calls it bounds its time.
+async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, name: str) -> Wire:
+    """The listener's end: what carries all that follows. Whoever calls it bounds its time.
 
-    Raises `RemoteProtocolError` or `trio.BrokenResourceError` for a peer that must be told nothing.
+    Raises `RemoteProtocolError` or `OSError` for a peer that must be told nothing.
     """
-    greeting = Greeting.listening(purpose, options.secret, _nonce(env), name)
-    if not await _converse(stream, greeting):
-        raise RemoteProtocolError("the connection ended before its greeting")
+    try:
+        hello = await _hear(wire, lambda heard: HELLO_BYTES - len(heard))
+        check_hello(hello, purpose, sealed=bool(options.secret))
+        if options.secret:
+            wire, _ = await _seal(wire, options, env, purpose.uri(name), dials=False)
+    except EOFError:
+        raise RemoteProtocolError("the connection ended before its greeting") from None
+    except ssl.SSLError as error:
+        raise RemoteProtocolError(
+            f"it shook no hands, or its security.secret_file is another: {error.reason}"
+        ) from error
+    except ConnectError as error:
+        raise RemoteProtocolError(error.message) from error
+    said = encode_welcome(hello, name)
+    await send_all(wire, said if wire.seal is None else wire.seal(said))
+    check_version(hello)
+    return wire
 
 
-async def _converse(stream: trio.SocketStream, greeting: Greeting) -> bool:
-    """Speak until all is said; False if the peer hangs up before."""
-    words = greeting.begin()
-    while True:
-        if words:
-            await stream.send_all(words)
-        if greeting.is_over:
-            return True
-        data = await stream.receive_some(greeting.wanted_bytes)
+async def _seal(
+    wire: Wire, options: TcpOptions, env: Env, uri: str, *, dials: bool
+) -> tuple[Wire, str]:
+    """Shake hands as `uri`: what is sealed, and who is at the other end."""
+    identity = options.identities.of(options.secret, uri, env)
+    session = identity.session(dials=dials)
+    await shake_hands(wire, session)
+    return SealedWire(wire, session), identity.peer_of(session)
+
+
+async def _hear(wire: Wire, wanted: Callable[[bytes], int]) -> bytes:
+    """So much as is wanted; `EOFError` if the peer hangs up before."""
+    heard = b""
+    while (count := wanted(heard)) > 0:
+        data = await wire.receive(count)
         if not data:
-            return False
-        words = greeting.receive(bytes(data))
-
-
-def _nonce(env: Env) -> bytes:
-    return env.rng.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
+            raise EOFError
+        heard += data
+    if count:
+        raise RemoteProtocolError("it said more than was due")
+    return heard

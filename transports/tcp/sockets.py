@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import socket as stdlib_socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
@@ -21,8 +22,32 @@ from trinamo.runtime.logs.text import reason
 from .interfaces import interface_address
 from .unfinished import ByteBudget, Pending, Unfinished
 
+if TYPE_CHECKING:
+    from trinamo.runtime.env import Env
+    from trinamo.transports.sockets.identity import Identity
+
+_log = logging.getLogger("trinamo.tcp")
 _HOST_CHARS_MAX: Final = 255
 _PORT_DIGITS_MAX: Final = 5
+
+
+class Identities:
+    """What a process shows in its sessions, by who it is there; made when it is first shown."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[bytes, str], Identity] = {}
+
+    def of(self, secret: bytes, uri: str, env: Env) -> Identity:
+        """The one of who is `uri` among those who have `secret`."""
+        # Brings `cryptography` along, which who has no secret never needs.
+        from trinamo.transports.sockets.identity import Identity  # noqa: PLC0415
+
+        if (secret, uri) not in self._made:
+            self._made[secret, uri] = Identity(secret, uri, env)
+        return self._made[secret, uri]
+
+
+_NO_IDENTITIES: Final = Identities()
 
 
 class TcpOptions(TcpConfig, frozen=True, kw_only=True):
@@ -32,7 +57,9 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     """
 
     secret: bytes = b""
-    """What all processes of the cluster share, from `security.secret_file`. Empty: loopback only."""
+    """What all processes of the cluster share, from `security.secret_file`: it seals each connection."""
+    is_clear_allowed: bool = False
+    """Whether, without a secret, others than loopback are bound: `security.clear_tcp`."""
     budget: ByteBudget = ByteBudget(0)
     """What the connections of all planes with these options hold of frames that are not whole."""
     towards: tuple[str, ...] = ()
@@ -41,8 +68,12 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     payloads: ByteBudget = ByteBudget(0)
     """And of unary requests that run. Of its own: a frame that is whole must find room here while
     others wait there."""
+    identities: Identities = _NO_IDENTITIES
+    """What the planes with these options show to their peers."""
 
     def __post_init__(self) -> None:
+        if self.identities is _NO_IDENTITIES:
+            msgspec.structs.force_setattr(self, "identities", Identities())
         for name in ("budget", "payloads"):
             if not getattr(self, name).bytes_max:
                 msgspec.structs.force_setattr(self, name, ByteBudget(self.unfinished_bytes_max))
@@ -129,12 +160,19 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
         raise ConfigError(f"cannot listen on {host!r}: that is no host name") from error
     bound_host, bound_port = listener.socket.getsockname()[:2]
     if not options.secret and not ipaddress.ip_address(bound_host.partition("%")[0]).is_loopback:
-        listener.socket.close()
-        raise ConfigError(
-            f"cannot listen on {format_address(bound_host, bound_port)}: without "
-            "security.secret_file only loopback addresses such as 127.0.0.1 are bound. Put a file of "
-            "16 bytes or more on every machine of the cluster (`openssl rand -hex 32` makes one), "
-            "and name it there"
+        where = format_address(bound_host, bound_port)
+        if not options.is_clear_allowed:
+            listener.socket.close()
+            raise ConfigError(
+                f"cannot listen on {where}: without security.secret_file only loopback addresses such"
+                " as 127.0.0.1 are bound. Make a file with `trinamo certs secret FILE`, put it on every"
+                " machine of the cluster, and name it there. (security.clear_tcp binds others all the"
+                " same, for anybody who reaches them to read, change and ask.)"
+            )
+        _log.warning(
+            "listens on %s in clear, as security.clear_tcp allows: whoever reaches it can read, change"
+            " and ask what members do; security.secret_file closes it",
+            where,
         )
     try:
         advertised = options.advertise_host or await _reachable(bound_host, options.towards)

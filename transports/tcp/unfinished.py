@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.transports.sockets.wire import Wire
 
 FREE_BYTES: Final = 64 * 1024
 """Of each connection; larger than all but a few frames."""
@@ -99,7 +100,7 @@ class Unfinished:
         """Whether it counts against the budget."""
         return self._held_bytes > 0
 
-    async def receive(self, socket: trio.socket.SocketType) -> bytes:
+    async def receive(self, wire: Wire) -> bytes:
         """What comes next. Waits first where all connections together hold too much.
 
         Raises `RemoteProtocolError` if a large frame is not whole within the time given, of which
@@ -107,7 +108,7 @@ class Unfinished:
         """
         if self._decoder.pending_bytes <= FREE_BYTES:
             self.close()
-            return await socket.recv(self._buffer_bytes)
+            return await wire.receive(self._buffer_bytes)
         if not self._held_bytes:
             self._left_s = self._timeout_s
         more = self._decoder.pending_bytes - FREE_BYTES - self._held_bytes
@@ -120,7 +121,7 @@ class Unfinished:
             await self._budget.grow(self, more)
         began = trio.current_time()
         with trio.move_on_after(self._left_s):
-            data = await socket.recv(self._buffer_bytes)
+            data = await wire.receive(self._buffer_bytes)
             self._left_s = max(0.0, self._left_s - (trio.current_time() - began))
             return data
         raise RemoteProtocolError(

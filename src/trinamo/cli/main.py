@@ -26,6 +26,7 @@ from .sim.sim import sim
 from .status.status import status
 from .status.tasks import tasks
 from .trace.trace import trace
+from .up.certs import certs_app
 from .up.up import up
 
 HELP_OPTIONS: Final = ["-h", "--help"]
@@ -73,6 +74,7 @@ app.add_typer(sim, name="sim")
 
 app.add_typer(queue_app)
 app.add_typer(config_app)
+app.add_typer(certs_app)
 app.add_typer(bench_app)
 
 

@@ -1,4 +1,4 @@
-"""The response plane on both carriers."""
+"""The response plane on both carriers, and sealed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 from tests.transports.tcp.ends import Home, open_home
 
 
-@pytest.fixture(params=["dedicated", "multiplexed"])
+@pytest.fixture(
+    params=[("dedicated", b""), ("multiplexed", b""), ("multiplexed", bytes(range(32)))]
+)
 async def home(request: Any) -> AsyncIterator[Home]:
-    """Both ends over loopback, on each of the carriers."""
-    async with open_home(streams=request.param) as home:
+    """Both ends over loopback, on each of the carriers, and with a secret."""
+    streams, secret = request.param
+    async with open_home(streams=streams, secret=secret) as home:
         yield home

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import trio
@@ -31,7 +32,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def connected(**changes: int) -> AsyncIterator[Pair]:
+async def connected(**changes: Any) -> AsyncIterator[Pair]:
     using = options(**changes)
     with trio.fail_after(PATIENCE_S):
         async with (

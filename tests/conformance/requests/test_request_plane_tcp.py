@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ import trio.testing
 
 from tests.conformance.requests.service import ack_of, probe, result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
-from tests.transports.tcp.ends import eventually, options
+from tests.transports.tcp.ends import eventually
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
@@ -28,9 +29,9 @@ from trinamo.runtime.protocol.streams.request import AckStatus, RequestAnswer
 from trinamo.transports.tcp import open_request_plane
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with connected() as pair:
+@pytest.fixture(params=[b"", bytes(range(32))], ids=["clear", "sealed"])
+async def pair(request: Any) -> AsyncIterator[Pair]:
+    async with connected(secret=request.param) as pair:
         yield pair
 
 
@@ -124,7 +125,10 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
 
 
 async def test_a_caller_that_goes_away_cancels_its_unary_requests(pair: Pair) -> None:
-    async with open_request_plane(options(), RealEnv()) as theirs, trio.open_nursery() as nursery:
+    async with (
+        open_request_plane(pair.plane.options, RealEnv()) as theirs,
+        trio.open_nursery() as nursery,
+    ):
 
         @nursery.start_soon
         async def call() -> None:

@@ -20,6 +20,7 @@ from trinamo.transports.mooncake.options import MooncakeOptions
 from trinamo.transports.mooncake.plane import make_engine, open_mooncake_plane
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.nixl.plane import open_nixl_plane
+from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.transfer.plane import TransferOptions, open_transfer_plane
 
 BLOCK_BYTES = 4096
@@ -89,6 +90,10 @@ async def open_over_mooncake() -> AsyncIterator[Planes]:
 BACKENDS = [
     TransferBackend(name="memory", open_planes=open_in_memory),
     TransferBackend(name="tcp", open_planes=over_tcp(TransferOptions())),
+    TransferBackend(
+        name="tcp-sealed",
+        open_planes=over_tcp(TransferOptions(tcp=TcpOptions(secret=bytes(range(32))))),
+    ),
     TransferBackend(
         name="tcp-crc32",
         open_planes=over_tcp(TransferOptions(checksum="crc32", slice_bytes=3 * BLOCK_BYTES)),

@@ -21,6 +21,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import ConnectionInfo
+from trinamo.transports.sockets.wire import Wire, open_wire, send_all
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
@@ -28,7 +29,7 @@ from trinamo.transports.tcp import (
     open_client,
     open_stream_server,
 )
-from trinamo.transports.tcp.greeting import greet, welcome
+from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import split_address
 from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
 
@@ -99,10 +100,56 @@ async def open_home(**changes: Any) -> AsyncIterator[Home]:
         assert descriptors() == before
 
 
+class WireStream(trio.abc.HalfCloseableStream):
+    """A connection that was greeted, sealed or not, as a stream of trio's."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.socket = wire, wire.socket
+        self.setsockopt = wire.socket.setsockopt
+
+    async def send_all(self, data: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            await send_all(self.wire, data if self.wire.seal is None else self.wire.seal(data))
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.wire.wait_room()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            return await self.wire.receive(max_bytes or 65536)
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        self.socket.shutdown(socket.SHUT_WR)
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.socket.close()
+        await trio.lowlevel.checkpoint()
+
+
+async def dialled(address: str, purpose: Purpose, secret: bytes = b"") -> WireStream:
+    """A connection to a standing port, greeted."""
+    wire, _ = await dial_member(address, options(secret=secret), RealEnv(), purpose)
+    return WireStream(wire)
+
+
+async def welcomed(
+    stream: trio.SocketStream, purpose: Purpose, name: str, secret: bytes = b""
+) -> WireStream:
+    """The listener's end of a connection, greeted."""
+    using = options(secret=secret)
+    return WireStream(await welcome(open_wire(stream), using, RealEnv(), purpose, name))
+
+
 class RawEnd:
     """One end of a connection that says whatever bytes one wants."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | WireStream) -> None:
         self.stream = stream
 
     async def say(self, *data: bytes) -> None:
@@ -141,15 +188,12 @@ async def raw_member(
     address: str, purpose: Purpose = Purpose.REQUESTS, secret: bytes = b""
 ) -> AsyncIterator[RawEnd]:
     """A connection to a standing port that has greeted."""
-    async with raw_connection(address) as end:
-        await greet(end.stream, address, options(secret=secret), RealEnv(), purpose)
-        yield end
+    async with await dialled(address, purpose, secret) as stream:
+        yield RawEnd(stream)
 
 
 async def accept_member(
     listener: trio.SocketListener, instance_id: str = "", purpose: Purpose = Purpose.REQUESTS
 ) -> RawEnd:
     """The next connection to a standing port of ours, greeted."""
-    end = RawEnd(await listener.accept())
-    await welcome(end.stream, options(), RealEnv(), purpose, instance_id)
-    return end
+    return RawEnd(await welcomed(await listener.accept(), purpose, instance_id))

@@ -15,6 +15,7 @@ import trio.testing
 
 from tests.transports.tcp.ends import PATIENCE_S, eventually, options
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.transports.sockets.wire import Wire
 from trinamo.transports.tcp.accepting import Gate, origin_of
 
 
@@ -41,16 +42,9 @@ def as_listener(listener: FailingListener) -> trio.SocketListener:
     return cast("trio.SocketListener", listener)
 
 
-async def let_in(_: trio.SocketStream) -> None:
+async def let_in(wire: Wire) -> Wire:
     """Everybody is a member."""
-
-
-async def hear_a_word(stream: trio.SocketStream) -> bytes:
-    """Whoever says something is a member, but for `no`."""
-    word = bytes(await stream.receive_some(16))
-    if word == b"no":
-        raise RemoteProtocolError("no member")
-    return word
+    return wire
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
@@ -59,7 +53,7 @@ async def test_accept_backs_off_from_5_ms_to_1_s_recovers_and_logs_seldom(
 ) -> None:
     listener, served = FailingListener(*[number] * 14), trio.Event()
 
-    async def serve(_: trio.SocketStream, __: None) -> None:
+    async def serve(_: Wire) -> None:
         await trio.lowlevel.checkpoint()
         served.set()
 
@@ -83,7 +77,7 @@ async def test_a_connection_that_is_gone_before_it_is_accepted_ends_nothing(
 ) -> None:
     served = trio.Event()
 
-    async def serve(_: trio.SocketStream, __: None) -> None:
+    async def serve(_: Wire) -> None:
         await trio.lowlevel.checkpoint()
         served.set()
 
@@ -95,7 +89,7 @@ async def test_a_connection_that_is_gone_before_it_is_accepted_ends_nothing(
 
 
 async def test_another_error_of_accept_is_a_bug_and_is_raised() -> None:
-    async def serve(_: trio.SocketStream, __: None) -> None:
+    async def serve(_: Wire) -> None:
         raise AssertionError("nothing was accepted")
 
     async with trio.open_nursery() as nursery:
@@ -110,12 +104,20 @@ class Port:
 
     def __init__(self, listener: trio.SocketListener, **changes: int) -> None:
         self.listener = listener
-        self.gate = Gate(options(**changes), hear_a_word, self._serve)
+        self.gate = Gate(options(**changes), self._hear_a_word, self._serve)
+        self._words: dict[Wire, bytes] = {}
         self.members: list[bytes] = []
         self.release = trio.Event()
 
-    async def _serve(self, _: trio.SocketStream, word: bytes) -> None:
-        self.members.append(word)
+    async def _hear_a_word(self, wire: Wire) -> Wire:
+        """Whoever says something is a member, but for `no`."""
+        self._words[wire] = word = await wire.receive(16)
+        if word == b"no":
+            raise RemoteProtocolError("no member")
+        return wire
+
+    async def _serve(self, member: Wire) -> None:
+        self.members.append(self._words[member])
         await self.release.wait()
 
     async def connect(self, host: str = "127.0.0.1", *, word: bytes = b"") -> trio.SocketStream:

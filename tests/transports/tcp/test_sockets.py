@@ -124,7 +124,7 @@ async def test_without_a_way_to_the_store_nobody_guesses_an_address() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 async def test_without_a_secret_only_loopback_is_bound(host: str) -> None:
     before = descriptors()
-    with pytest.raises(ConfigError, match=r"security\.secret_file .*openssl rand"):
+    with pytest.raises(ConfigError, match=r"security\.secret_file .*trinamo certs secret"):
         await open_listener(TcpOptions(host=host))
     assert descriptors() == before
     for ours in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):

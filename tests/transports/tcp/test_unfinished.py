@@ -35,6 +35,7 @@ from trinamo.runtime.protocol.streams.link_frames import (
 )
 from trinamo.runtime.protocol.streams.multiplex import PART_BYTES, Multiplexer
 from trinamo.runtime.protocol.streams.request import AckStatus, decode_answer, encode_envelope
+from trinamo.transports.sockets.wire import Wire
 from trinamo.transports.tcp import (
     TcpOptions,
     TcpRequestServer,
@@ -263,12 +264,12 @@ async def test_a_caller_that_sends_a_worker_items_is_told_by_its_announcement() 
 
 
 class Trickle:
-    """A socket on which a piece comes every `pause_s`."""
+    """A connection on which a piece comes every `pause_s`."""
 
     def __init__(self, pause_s: float) -> None:
         self.pause_s = pause_s
 
-    async def recv(self, count: int) -> bytes:
+    async def receive(self, count: int) -> bytes:
         await trio.sleep(self.pause_s)
         return bytes(min(count, 1000))
 
@@ -280,13 +281,13 @@ async def test_a_frame_that_trickles_is_counted_as_it_comes_and_ended_in_time(
     decoder, budget = FrameDecoder(), ByteBudget(MB)
     decoder.feed(encode_frame(b"", bytes(MB))[: FREE_BYTES + 500])
     unfinished = Unfinished(decoder, budget, buffer_bytes=65536, timeout_s=30)
-    socket = cast("trio.socket.SocketType", Trickle(4.0))
+    wire = cast("Wire", Trickle(4.0))
     began, pieces = trio.current_time(), 0
 
     async def take() -> None:
         nonlocal pieces
         while True:
-            decoder.feed(await unfinished.receive(socket))
+            decoder.feed(await unfinished.receive(wire))
             pieces += 1
             assert budget.used_bytes == decoder.pending_bytes - FREE_BYTES - 1000
             await trio.sleep(10)

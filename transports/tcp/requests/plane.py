@@ -240,15 +240,14 @@ class _Worker:
         error: TrinamoError = DisconnectedError(f"the connection to {self.address} ended")
         options, home = self._plane.options, self._plane.home
         try:
-            stream, self._instance_id = await dial_member(
+            wire, self._instance_id = await dial_member(
                 self.address, options, self._plane.env, Purpose.REQUESTS
             )
-            async with stream:
-                opened = _refuse if home is None else home.open
-                self.link = link = Link(stream, options, opened, taken=self._take)
-                self._connected.set()
-                await (link.run() if home is None else home.serve(link))
-                error = link.fault or error
+            opened = _refuse if home is None else home.open
+            self.link = link = Link(wire, options, opened, taken=self._take)
+            self._connected.set()
+            await (link.run() if home is None else home.serve(link))
+            error = link.fault or error
         except ConnectError as failed:
             error = failed
         finally:

@@ -27,6 +27,7 @@ from trinamo.runtime.protocol.streams.request import (
     readable_id,
 )
 from trinamo.runtime.worker.requests import RequestTable
+from trinamo.transports.sockets.wire import Wire
 
 from ..accepting import Gate
 from ..greeting import welcome
@@ -77,12 +78,12 @@ class TcpRequestServer:
     ) -> None:
         """Accept callers until cancelled."""
 
-        async def greet(stream: trio.SocketStream) -> None:
-            await welcome(stream, self.options, self._env, Purpose.REQUESTS, self.instance_id)
+        async def greet(wire: Wire) -> Wire:
+            return await welcome(wire, self.options, self._env, Purpose.REQUESTS, self.instance_id)
 
-        async def serve_one(stream: trio.SocketStream, _: None) -> None:
+        async def serve_one(wire: Wire) -> None:
             async with open_nursery() as nursery:
-                caller = _Caller(self, service, stream, nursery)
+                caller = _Caller(self, service, wire, nursery)
                 self._callers[caller] = None
                 try:
                     await caller.run()
@@ -103,11 +104,11 @@ class _Caller:
         self,
         server: TcpRequestServer,
         service: RequestService,
-        stream: trio.SocketStream,
+        wire: Wire,
         nursery: trio.Nursery,
     ) -> None:
         self._server = server
-        self.link = Link(stream, server.options, taken=self._take)
+        self.link = Link(wire, server.options, taken=self._take)
         self._requests = RequestTable(
             service,
             nursery,

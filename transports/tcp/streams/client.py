@@ -18,6 +18,7 @@ from trinamo.runtime.logs.fields import start_nameless
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo
+from trinamo.transports.sockets.wire import Wire
 
 from ..greeting import dial_member
 from ..sockets import TcpOptions
@@ -101,22 +102,21 @@ class TcpClient:
     async def _dial_for_one(self, address: str, context: Context) -> Link:
         """A link that is closed once it has no stream: the one that is opened before it runs."""
         with context.cancelled_by_kill():
-            stream = await self._dial(address)
-            link = Link(stream, self.options)
+            link = Link(await self._dial(address), self.options)
             link.close()
             self.links[link] = None
-            start_nameless(self._nursery, self._serve, stream, link)
+            start_nameless(self._nursery, self._serve, link)
             return link
         check_killed(context)
         raise AssertionError("cancelled by a kill that was none")
 
     async def _share(self, address: str, held: _Dialled) -> None:
         try:
-            stream = await self._dial(address)
-            held.link = link = Link(stream, self.options, idle_s=self.options.idle_s)
+            wire = await self._dial(address)
+            held.link = link = Link(wire, self.options, idle_s=self.options.idle_s)
             self.links[link] = None
             held.settled.set()
-            await self._serve(stream, link)
+            await self._serve(link)
         except ConnectError as error:
             held.error = error
         finally:
@@ -124,14 +124,13 @@ class TcpClient:
                 del self._shared[address]
             held.settled.set()
 
-    async def _dial(self, address: str) -> trio.SocketStream:
-        stream, _ = await dial_member(address, self.options, self._env, Purpose.STREAMS)
-        return stream
+    async def _dial(self, address: str) -> Wire:
+        wire, _ = await dial_member(address, self.options, self._env, Purpose.STREAMS)
+        return wire
 
-    async def _serve(self, stream: trio.SocketStream, link: Link) -> None:
+    async def _serve(self, link: Link) -> None:
         try:
-            async with stream:
-                await link.run()
+            await link.run()
         finally:
             del self.links[link]
 

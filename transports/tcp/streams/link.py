@@ -35,7 +35,7 @@ from trinamo.runtime.protocol.streams.multiplex import (
     StreamIds,
 )
 from trinamo.runtime.sinks import Changes, Sleeper
-from trinamo.transports.sockets.wire import open_wire, send_all
+from trinamo.transports.sockets.wire import Wire, send_all
 
 from ..sockets import TcpOptions
 from .lane import Driver, LinkLane
@@ -46,7 +46,7 @@ _log = logging.getLogger("trinamo.tcp")
 class Link:
     """One end of a link: the caller's if it is told what to do when a stream is `opened`, else the worker's.
 
-    It takes the socket of `stream` over, and closes it at the end of `run`.
+    It closes its connection at the end of `run`.
 
     `taken` gets the messages of the other end, as `(header, payload)`: a worker's the requests, a
     caller's the answers; an end without it takes none. What it raises is the peer's fault. Without a
@@ -55,14 +55,14 @@ class Link:
 
     def __init__(
         self,
-        stream: trio.SocketStream,
+        wire: Wire,
         options: TcpOptions,
         opened: Callable[[Link, int, Opening], None] | None = None,
         *,
         taken: Callable[[bytes, bytes], None] | None = None,
         idle_s: float = inf,
     ) -> None:
-        self._wire = open_wire(stream)
+        self._wire = wire
         self._options = options
         self._opened = opened
         self._taken = taken
@@ -230,6 +230,8 @@ class Link:
             self._mux.add(encode_event(0, Refused("bad_link", fault.message)))
         data, _ = self._mux.take()
         wire = self._wire
+        if wire.seal is not None:
+            data = wire.seal(data)
         try:
             with trio.move_on_after(self._options.linger_s):
                 await send_all(wire, data)
@@ -264,6 +266,8 @@ class Link:
 
     async def _send(self, data: bytes) -> None:
         wire = self._wire
+        if wire.seal is not None:
+            data = wire.seal(data)
         sent = wire.send(data)
         while sent < len(data):
             self._sending_since = trio.current_time()
@@ -287,7 +291,7 @@ class Link:
         try:
             while True:
                 if demux.pending_bytes or unfinished.is_held:
-                    data = await unfinished.receive(wire.socket)
+                    data = await unfinished.receive(wire)
                 else:
                     data = await wire.receive(buffer_bytes)
                 if not data:

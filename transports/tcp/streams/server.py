@@ -22,6 +22,7 @@ from trinamo.runtime.protocol.streams.control import Handshake, Refused
 from trinamo.runtime.protocol.streams.link_frames import Opening, encode_event
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo, StreamType
+from trinamo.transports.sockets.wire import Wire
 
 from ..accepting import Gate
 from ..greeting import welcome
@@ -109,12 +110,12 @@ class TcpStreamServer:
             del self._left[next(iter(self._left))]
         self._left[subject] = registration.why_left()
 
-    async def _greet(self, stream: trio.SocketStream) -> None:
+    async def _greet(self, wire: Wire) -> Wire:
         """Raises for whoever does not know the secret, who is told nothing."""
-        await welcome(stream, self.options, self.env, Purpose.STREAMS, "")
+        return await welcome(wire, self.options, self.env, Purpose.STREAMS, "")
 
-    async def _serve(self, stream: trio.SocketStream, _: None) -> None:
-        await self.serve(Link(stream, self.options, self.open))
+    async def _serve(self, wire: Wire) -> None:
+        await self.serve(Link(wire, self.options, self.open))
 
     async def serve(self, link: Link) -> None:
         """A link on which our streams are opened, to its end. Never raises on peer input."""

@@ -34,6 +34,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     Write,
     pack_blocks,
 )
+from trinamo.transports.sockets.wire import Wire
 
 from .checksum import NO_CHECKSUM
 from .link import TransferLink
@@ -72,8 +73,8 @@ class TransferRequest:
 class InitiatorLink(TransferLink):
     """One connection to one peer."""
 
-    def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
-        super().__init__(stream, slice_bytes=slice_bytes)
+    def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
+        super().__init__(wire, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
         self._exchanges: dict[int, TransferRequest] = {}

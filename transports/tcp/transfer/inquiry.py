@@ -20,6 +20,7 @@ from trinamo.runtime.planes.settlement import InquiryReport, SettlementAnswers
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import Inquiry, InquiryAnswer
+from trinamo.transports.sockets.wire import Wire, open_wire
 
 from ..greeting import greet
 from ..sockets import TcpOptions, dial, format_address
@@ -32,18 +33,18 @@ async def inquire(
     address: str, incarnation: str, ticket: int, options: TcpOptions, env: Env, timeout_s: float
 ) -> InquiryReport:
     """See `SettlementPlane.inquire`."""
-    stream: trio.SocketStream | None = None
+    wire: Wire | None = None
     reached = ""
     with trio.move_on_after(timeout_s):
         try:
-            stream = await dial(address, options)
+            wire = open_wire(await dial(address, options))
         except ConnectError as error:
             is_refused = isinstance(error.__cause__, ConnectionRefusedError)
             return InquiryReport(InquiryResult.REFUSED if is_refused else InquiryResult.UNREACHED)
         try:
-            reached = format_address(*stream.socket.getpeername()[:2])
-            await greet(stream, address, options, env, Purpose.TRANSFERS)
-            link = TransferLink(stream, slice_bytes=1)
+            reached = format_address(*wire.socket.getpeername()[:2])
+            greeted, _ = await greet(wire, address, options, env, Purpose.TRANSFERS)
+            link = TransferLink(greeted, slice_bytes=1)
             await link.send_now(Inquiry(_VERSION, incarnation, ticket))
             said = await link.read_now()
         except (RemoteProtocolError, ImpostorError):
@@ -51,7 +52,7 @@ async def inquire(
         except (OSError, ConnectError, DisconnectedError):
             return InquiryReport(InquiryResult.BROKEN, reached)
         finally:
-            stream.socket.close()
+            wire.socket.close()
         if not isinstance(said, InquiryAnswer):
             return InquiryReport(InquiryResult.NONSENSE, reached)
         if not said.is_meant:
@@ -59,9 +60,7 @@ async def inquire(
         return InquiryReport(
             InquiryResult.SAYS_SETTLED if said.is_settled else InquiryResult.SAYS_MOVING, reached
         )
-    return InquiryReport(
-        InquiryResult.UNREACHED if stream is None else InquiryResult.SILENT, reached
-    )
+    return InquiryReport(InquiryResult.UNREACHED if wire is None else InquiryResult.SILENT, reached)
 
 
 async def answer(

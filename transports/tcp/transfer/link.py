@@ -38,8 +38,10 @@ from trinamo.runtime.protocol.transfer.stream import (
     decode_message,
     encode_message,
 )
+from trinamo.transports.sockets.wire import Wire, send_all
 
 from .memory import SLICE_RUNS_MAX, BlockFlow
+from .sealed import SealedSocket
 
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
 
@@ -52,7 +54,7 @@ def is_loopback(ours: str, theirs: str) -> bool:
         return False
 
 
-def send_unpaced(stream: trio.SocketStream) -> None:
+def send_unpaced(socket: trio.socket.SocketType) -> None:
     """Let nothing but the receiver slow a loopback connection down; others stay as they are.
 
     BBR, the default congestion control of some machines, *paces*: it sends a packet, starts a timer,
@@ -63,11 +65,11 @@ def send_unpaced(stream: trio.SocketStream) -> None:
     A connection that is over already, or a kernel that does not know the option, changes nothing.
     """
     with contextlib.suppress(OSError):
-        ours, theirs = stream.socket.getsockname()[0], stream.socket.getpeername()[0]
+        ours, theirs = socket.getsockname()[0], socket.getpeername()[0]
         if is_loopback(ours, theirs):
             option = (stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_CONGESTION)
-            if stream.getsockopt(*option, _NAME_BYTES_MAX).startswith(b"bbr"):
-                stream.setsockopt(*option, b"reno")
+            if socket.getsockopt(*option, _NAME_BYTES_MAX).startswith(b"bbr"):
+                socket.setsockopt(*option, b"reno")
 
 
 _AHEAD_BYTES: Final = HEADER_BYTES_MAX + PREFIX.size
@@ -95,10 +97,10 @@ class TransferLink:
     talks nonsense; after either the stream is of no more use.
     """
 
-    def __init__(self, stream: trio.SocketStream, *, slice_bytes: int) -> None:
+    def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
         self.receiving: dict[int, BlockFlow] = {}
-        self._stream = stream
-        self._socket = stream.socket
+        self._wire = wire
+        self._socket = wire.socket if wire.seal is None else SealedSocket(wire)
         self.slice_bytes = slice_bytes
         self._messages: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -108,7 +110,7 @@ class TransferLink:
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
         self._ahead_start = self._ahead_end = 0
         self._low_water = 1
-        send_unpaced(stream)
+        send_unpaced(wire.socket)
 
     # --- what the two kinds of link add ----------------------------------------------------------
 
@@ -146,20 +148,25 @@ class TransferLink:
                 if self._sending:
                     await self._write_slice(self._sending.popleft())
                 elif self._messages:
-                    await self._stream.send_all(self._take_messages())
+                    await self._send_messages()
                 else:
                     self._work = trio.Event()
                     await self._work.wait()
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
 
     async def send_now(self, message: TransferMessage) -> None:
         """Send one message before `write` runs: the handshake."""
         self.put(message)
         try:
-            await self._stream.send_all(self._take_messages())
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            await self._send_messages()
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
+
+    async def _send_messages(self) -> None:
+        await trio.lowlevel.checkpoint()
+        data = self._take_messages()
+        await send_all(self._wire, data if self._wire.seal is None else self._wire.seal(data))
 
     def _take_messages(self) -> bytes:
         joined = b"".join(self._messages)
@@ -240,14 +247,14 @@ class TransferLink:
                 while self._queued_bytes > _QUEUE_BYTES_MAX:
                     self._room = trio.Event()
                     await self._room.wait()
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
 
     async def read_now(self) -> TransferMessage:
         """The next message before `read` runs: the handshake."""
         try:
             message, data_bytes = await self._read_header()
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"the transfer stream broke: {error}") from error
         if data_bytes:
             raise RemoteProtocolError("a handshake with a data part")
@@ -275,9 +282,10 @@ class TransferLink:
 
     def _wake_at(self, count: int) -> None:
         """Let the socket be readable only when so many bytes have come, or it is over."""
-        if count != self._low_water:
+        # Sealed, it is records that come, and their ends are not known before.
+        if count != self._low_water and self._wire.seal is None:
             self._low_water = count
-            self._stream.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
+            self._wire.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
 
     async def _receive_into(self, view: memoryview) -> int:
         self._wake_at(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from typing import Final
 
 import attrs
@@ -37,6 +37,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     TransferFailed,
     Welcome,
 )
+from trinamo.transports.sockets.wire import Wire
 
 from ..accepting import Gate
 from ..greeting import dial_member, welcome
@@ -158,11 +159,11 @@ class TcpMover(Mover[TcpRegion]):
     async def _dial(
         self, address: str, incarnation: str, take: Callable[[InitiatorLink], None]
     ) -> None:
-        stream, name = await dial_member(address, self.options.tcp, self._env, Purpose.TRANSFERS)
-        async with stream:
+        wire, name = await dial_member(address, self.options.tcp, self._env, Purpose.TRANSFERS)
+        with closing(wire.socket):
             if name != incarnation:
                 raise StaleMemoryError(f"{address} is another process now")
-            link = InitiatorLink(stream, slice_bytes=self.options.slice_bytes)
+            link = InitiatorLink(wire, slice_bytes=self.options.slice_bytes)
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
             take(link)
@@ -178,15 +179,15 @@ class TcpMover(Mover[TcpRegion]):
             raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
         link.checksum = ours[answer.checksum]
 
-    async def greet(self, stream: trio.SocketStream) -> None:
+    async def greet(self, wire: Wire) -> Wire:
         """Have one who dials us prove that it is of this cluster; it is told nothing before."""
-        await welcome(stream, self.options.tcp, self._env, Purpose.TRANSFERS, self.incarnation)
+        return await welcome(wire, self.options.tcp, self._env, Purpose.TRANSFERS, self.incarnation)
 
-    async def serve_stream(self, stream: trio.SocketStream, _: None) -> None:
+    async def serve_stream(self, wire: Wire) -> None:
         """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
             link = TargetLink(
-                stream, self.region, self._refusals, slice_bytes=self.options.slice_bytes
+                wire, self.region, self._refusals, slice_bytes=self.options.slice_bytes
             )
             try:
                 async with _bounded(self.options.tcp.handshake_timeout_s):

@@ -34,6 +34,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     Write,
     unpack_blocks,
 )
+from trinamo.transports.sockets.wire import Wire
 
 from .checksum import NO_CHECKSUM
 from .link import TransferLink
@@ -81,13 +82,13 @@ class TargetLink(TransferLink):
 
     def __init__(
         self,
-        stream: trio.SocketStream,
+        wire: Wire,
         region: Callable[[int], TcpRegion],
         refusals: RefusalBucket,
         *,
         slice_bytes: int,
     ) -> None:
-        super().__init__(stream, slice_bytes=slice_bytes)
+        super().__init__(wire, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
         self._region, self._refusals = region, refusals

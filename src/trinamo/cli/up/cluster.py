@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial, reduce
 from pathlib import Path
-from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -46,6 +45,7 @@ from ..children.shared_port import (
 from ..failures import EXIT_HURRIED, EXIT_OK
 from ..options import as_text
 from ..running.locating import reachable
+from .certs import write_secret
 from .display import Display
 from .plan import StartPlan
 from .watching import watch_cluster
@@ -378,6 +378,5 @@ def open_secret_file(section: SecurityConfig) -> Iterator[str]:
         return
     with scratch_directory("trinamo-run-") as directory:
         path = directory / "secret"
-        path.touch(mode=0o600)
-        path.write_text(f"{SystemRandom().getrandbits(256):064x}\n", "ascii")
+        write_secret(path)
         yield str(path)

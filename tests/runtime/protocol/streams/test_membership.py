@@ -1,150 +1,91 @@
+"""What both ends of a greeting say, and whom they turn away with which words."""
+
 from __future__ import annotations
 
 import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.membership import (
-    NONCE_BYTES,
-    Greeting,
-    GreetingState,
+    HELLO_BYTES,
+    PROTOCOL,
+    ProtocolVersion,
     Purpose,
+    check_hello,
+    check_version,
+    decode_welcome,
+    encode_hello,
+    encode_welcome,
+    wanted_bytes,
 )
 
-SECRET = b"correct horse battery staple"
+HELLO = encode_hello(Purpose.REQUESTS, sealed=True)
+NEXT_MAJOR = ProtocolVersion(PROTOCOL.major + 1, 0)
+NEXT_MINOR = ProtocolVersion(PROTOCOL.major, PROTOCOL.minor + 1)
 
 
-def dialling(
-    secret: bytes = SECRET, purpose: Purpose = Purpose.REQUESTS, nonce: int = 1
-) -> Greeting:
-    return Greeting.dialling(purpose, secret, bytes([nonce]) * NONCE_BYTES)
+def test_these_bytes_are_the_greeting_of_protocol_3_0() -> None:
+    assert HELLO == b"trinamo\r\n\r\n\x03\x00r\x01"
+    assert encode_hello(Purpose.STREAMS, sealed=False) == b"trinamo\r\n\r\n\x03\x00s\x00"
+    assert len(HELLO) == HELLO_BYTES
+    assert encode_welcome(HELLO, "7f") == b"\x03\x00" + HELLO + b"\x027f"
 
 
-def listening(
-    secret: bytes = SECRET, purpose: Purpose = Purpose.REQUESTS, nonce: int = 2, name: str = "7f"
-) -> Greeting:
-    return Greeting.listening(purpose, secret, bytes([nonce]) * NONCE_BYTES, name)
+def test_a_hello_ends_like_the_head_of_an_http_request() -> None:
+    """A server of HTTP answers it at once, instead of waiting for the rest."""
+    assert b"\r\n\r\n" in HELLO
 
 
-def converse(dialler: Greeting, listener: Greeting) -> list[bytes]:
-    """All that is said, in turn, each piece as large as the other end asks for."""
-    said, words, hears = [], dialler.begin(), listener
-    while words:
-        said.append(words)
-        answer = b""
-        while words:
-            piece, words = words[: hears.wanted_bytes], words[hears.wanted_bytes :]
-            answer += hears.receive(piece)
-        hears, words = (dialler if hears is listener else listener), answer
-    return said
+@pytest.mark.parametrize("name", ["", "7f", "ä" * 127])
+def test_the_listener_s_name_arrives(name: str) -> None:
+    check_hello(HELLO, Purpose.REQUESTS, sealed=True)
+    check_version(HELLO)
+    assert decode_welcome(encode_welcome(HELLO, name), HELLO) == name
 
 
-@pytest.mark.parametrize("secret", [SECRET, b""])
-def test_two_members_prove_it_to_each_other_and_the_listener_says_who_it_is(secret: bytes) -> None:
-    dialler, listener = dialling(secret), listening(secret, name="instance-é")
-    said = converse(dialler, listener)
-    assert dialler.is_over
-    assert listener.is_over
-    assert dialler.peer_name == "instance-é"
-    assert len(said) == 4
-    assert sum(map(len, said)) < 1024
-    assert dialler.wanted_bytes == listener.wanted_bytes == 0
-    assert SECRET not in b"".join(said)
-
-
-def test_a_listener_may_have_no_name() -> None:
-    dialler, listener = dialling(), listening(name="")
-    converse(dialler, listener)
-    assert dialler.is_over
-    assert dialler.peer_name == ""
+@pytest.mark.parametrize("purpose", [Purpose.STREAMS, Purpose.TRANSFERS])
+def test_who_wants_another_port_is_turned_away(purpose: Purpose) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"another port than that of {purpose}"):
+        check_hello(HELLO, purpose, sealed=True)
 
 
 @pytest.mark.parametrize(
-    "listener",
-    [
-        listening(b"another secret, as long"),
-        listening(b""),
-        listening(SECRET + b"\0"),
-        listening(purpose=Purpose.TRANSFERS),
-    ],
+    ("ours", "words"), [(True, "has no .* has one"), (False, "has a .* has none")]
 )
-def test_another_secret_or_purpose_is_refused_before_the_listener_says_who_it_is(
-    listener: Greeting,
-) -> None:
-    dialler = dialling()
-    challenge = listener.receive(dialler.begin())
-    with pytest.raises(RemoteProtocolError, match="secret_file differs"):
-        listener.receive(dialler.receive(challenge))
-    assert listener.state is GreetingState.REFUSED
+def test_a_secret_at_one_end_only_is_told_as_that(ours: bool, words: str) -> None:
+    hello = encode_hello(Purpose.REQUESTS, sealed=not ours)
+    with pytest.raises(RemoteProtocolError, match=words):
+        check_hello(hello, Purpose.REQUESTS, sealed=ours)
 
 
-def test_a_listener_that_does_not_know_the_secret_is_found_out() -> None:
-    dialler, honest = dialling(), listening()
-    proof = dialler.receive(honest.receive(dialler.begin()))
-    welcome = honest.receive(proof)
-    # An impostor at the address: it has heard the dialler's proof, and makes a welcome of it.
-    dialler, impostor = dialling(), listening(b"")
-    challenge = impostor.receive(dialler.begin())
-    heard = dialler.receive(challenge)
-    for forged in (heard + b"\x027f", welcome[:-1] + b"e", bytes(32) + b"\x027f"):
-        victim = dialling()
-        victim.begin()
-        victim.receive(challenge)
-        victim.receive(forged[:33])
-        with pytest.raises(RemoteProtocolError, match="secret_file differs"):
-            victim.receive(forged[33:])
-        assert not victim.is_over
-
-
-def test_what_was_said_on_one_connection_is_of_no_use_on_another() -> None:
-    hello, _, proof, _ = converse(dialling(), listening())
-    listener = listening(nonce=3)
-    listener.receive(hello)
-    with pytest.raises(RemoteProtocolError, match="proof is wrong"):
-        listener.receive(proof)
-    _, challenge, _, welcome = converse(dialling(), listening())
-    dialler = dialling(nonce=4)
-    dialler.begin()
-    dialler.receive(challenge)
-    dialler.receive(welcome[:33])
-    with pytest.raises(RemoteProtocolError, match="proof is wrong"):
-        dialler.receive(welcome[33:])
-
-
-def test_a_name_that_was_changed_on_the_way_is_refused() -> None:
-    dialler, listener = dialling(), listening(name="7f")
-    welcome = listener.receive(dialler.receive(listener.receive(dialler.begin())))
-    dialler.receive(welcome[:33])
-    with pytest.raises(RemoteProtocolError, match="proof is wrong"):
-        dialler.receive(b"7e")
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda hello: b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n"[: len(hello)], "another protocol"),
-        (lambda hello: hello.replace(b"\n\x02", b"\n\x01", 1), "another version"),
-        (lambda hello: hello.replace(b"\n\x02\0\0", b"\n\x02\0\1", 1), "another version"),
-    ],
-)
-def test_another_protocol_version_or_flag_is_refused_without_a_word(change, why: str) -> None:  # type: ignore[no-untyped-def]
-    listener = listening()
-    with pytest.raises(RemoteProtocolError, match=why):
-        listener.receive(change(dialling().begin()))
-
-
-def test_an_answer_of_another_protocol_is_refused() -> None:
-    dialler = dialling()
-    dialler.begin()
+def test_another_protocol_is_turned_away() -> None:
     with pytest.raises(RemoteProtocolError, match="another protocol"):
-        dialler.receive(b"HTTP/1.1 400 Bad Request"[: dialler.wanted_bytes])
+        check_hello(b"GET / HTTP/1.1\r"[:HELLO_BYTES], Purpose.REQUESTS, sealed=True)
+    with pytest.raises(RemoteProtocolError, match="did not answer the greeting"):
+        wanted_bytes(b"HTT", HELLO)
 
 
-def test_more_bytes_than_are_due_are_refused() -> None:
-    listener = listening()
-    with pytest.raises(RemoteProtocolError, match="more bytes"):
-        listener.receive(bytes(listener.wanted_bytes + 1))
+def test_another_major_version_is_turned_away_by_both_ends_with_what_to_do() -> None:
+    theirs = encode_hello(Purpose.REQUESTS, sealed=True, version=NEXT_MAJOR)
+    check_hello(theirs, Purpose.REQUESTS, sealed=True)
+    for said in (
+        lambda: check_version(theirs),
+        lambda: decode_welcome(encode_welcome(HELLO, "7f", version=NEXT_MAJOR), HELLO),
+    ):
+        with pytest.raises(
+            RemoteProtocolError,
+            match=f"protocol {NEXT_MAJOR}, and this process {PROTOCOL}: .*release",
+        ):
+            said()
 
 
-def test_the_hello_ends_as_the_head_of_an_http_request_does() -> None:
-    """So that a server of HTTP at the address answers at once, and is not waited for."""
-    assert b"\r\n\r\n" in dialling().begin()
+def test_another_minor_version_is_welcome() -> None:
+    check_version(encode_hello(Purpose.REQUESTS, sealed=True, version=NEXT_MINOR))
+    assert decode_welcome(encode_welcome(HELLO, "7f", version=NEXT_MINOR), HELLO) == "7f"
+
+
+def test_a_name_that_is_no_text_is_an_error() -> None:
+    said = bytearray(encode_welcome(HELLO, "7f"))
+    said[-1] = 0xFF
+    assert wanted_bytes(bytes(said), HELLO) == 0
+    with pytest.raises(RemoteProtocolError, match="no text"):
+        decode_welcome(bytes(said), HELLO)

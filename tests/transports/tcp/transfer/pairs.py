@@ -10,7 +10,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from trinamo.runtime.env import RealEnv
+from tests.transports.tcp.ends import WireStream, dialled
 from trinamo.runtime.planes import Transfer, TransferPlane
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
@@ -23,8 +23,6 @@ from trinamo.runtime.protocol.transfer.stream import (
     decode_message,
     encode_message,
 )
-from trinamo.transports.tcp.greeting import dial_member
-from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer.plane import (
     TcpMover,
     TransferOptions,
@@ -73,8 +71,8 @@ async def until(transfer: Transfer, count: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def greeted(plane: TransferPlane[TcpMover]) -> trio.SocketStream:
-    stream, _ = await dial_member(plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS)
+async def greeted(plane: TransferPlane[TcpMover]) -> WireStream:
+    stream = await dialled(plane.mover.address, Purpose.TRANSFERS)
     hello = Hello(1, plane.incarnation, ["crc32"])
     await stream.send_all(encode_message(hello))
     answer = await stream.receive_some(4096)
@@ -82,7 +80,7 @@ async def greeted(plane: TransferPlane[TcpMover]) -> trio.SocketStream:
     return stream
 
 
-async def answer_of(stream: trio.SocketStream) -> TransferMessage:
+async def answer_of(stream: WireStream) -> TransferMessage:
     data = await stream.receive_some(4096)
     header_bytes, _ = PREFIX.unpack_from(data)
     return decode_message(data[PREFIX.size : PREFIX.size + header_bytes])

@@ -29,6 +29,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
 )
+from trinamo.transports.sockets.wire import Wire
+from trinamo.transports.tcp.transfer import link
 from trinamo.transports.tcp.transfer.initiator import TcpRemote
 from trinamo.transports.tcp.transfer.link import TransferLink
 from trinamo.transports.tcp.transfer.memory import TcpRegion
@@ -121,18 +123,18 @@ async def test_a_small_block_takes_one_message_each_way(
 ) -> None:
     """The block, its sum and the word that it is done go together: a peer is woken up once."""
     sent: list[int] = []
-    send_all = trio.SocketStream.send_all
+    from trinamo.transports.sockets.wire import send_all
 
-    async def counting(stream: trio.SocketStream, data: bytes) -> None:
+    async def counting(wire: Wire, data: bytes) -> None:
         sent.append(len(data))
-        await send_all(stream, data)
+        await send_all(wire, data)
 
     async with open_transfer_plane(OVER_STREAM) as a, open_transfer_plane(OVER_STREAM) as b:
         memory, peer = bytearray(range(256)) * 16, bytearray(4096)
         local = await a.register(memory, block_bytes=4096)
         owned = await b.register(peer, block_bytes=4096)
         remote = await a.connect(owned.describe())
-        monkeypatch.setattr(trio.SocketStream, "send_all", counting)
+        monkeypatch.setattr(link, "send_all", counting)
         report = await a.start(direction, local, [0], remote, [0], deadline_s=10).wait()
     assert report.is_verified
     assert memory == peer
@@ -205,7 +207,7 @@ async def test_a_stream_that_breaks_is_dialled_again() -> None:
         link = await peer.reach()
         transfer = pair.start(READ)
         await until(transfer, 4)
-        link._stream.socket.shutdown(trio.socket.SHUT_RDWR)
+        link._wire.socket.shutdown(trio.socket.SHUT_RDWR)
         with pytest.raises(DisconnectedError):
             await transfer.wait()
         assert transfer.confirmed_count < BLOCKS

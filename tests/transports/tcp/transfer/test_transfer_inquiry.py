@@ -11,12 +11,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from trinamo.runtime.env import RealEnv
+from tests.transports.tcp.ends import dialled, welcomed
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
@@ -27,7 +28,6 @@ from trinamo.runtime.protocol.transfer.stream import (
     encode_message,
 )
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
-from trinamo.transports.tcp.greeting import dial_member, welcome
 
 LIFE = "0123456789abcdef"
 Serve = Callable[[trio.SocketStream], Awaitable[None]]
@@ -49,16 +49,18 @@ async def sign_of(address: str, timeout_s: float = 5.0) -> InquiryResult:
 
 
 def saying(data: bytes, *, greets: bool = True) -> Serve:
-    async def serve(stream: trio.SocketStream) -> None:
+    async def serve(accepted: trio.SocketStream) -> None:
+        stream: Any = accepted
         if greets:
-            await welcome(stream, TcpOptions(), RealEnv(), Purpose.TRANSFERS, LIFE)
-        await stream.receive_some()
-        # Whoever asks hangs up as soon as it has read enough, at times before all is sent.
-        with suppress(trio.BrokenResourceError):
-            await stream.send_all(data)
-            await stream.send_eof()
-            async for _ in stream:
-                pass
+            stream = await welcomed(stream, Purpose.TRANSFERS, LIFE)
+        async with stream:
+            await stream.receive_some()
+            # Whoever asks hangs up as soon as it has read enough, at times before all is sent.
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(data)
+                await stream.send_eof()
+                async for _ in stream:
+                    pass
 
     return serve
 
@@ -161,9 +163,7 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
 )
 async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first: bytes) -> None:
     async with open_transfer_plane() as plane:
-        stream, _ = await dial_member(
-            plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS
-        )
+        stream = await dialled(plane.mover.address, Purpose.TRANSFERS)
         async with stream:
             await stream.send_all(first)
             with trio.fail_after(5):
@@ -174,9 +174,7 @@ async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first:
 
 async def test_the_answer_is_one_small_frame() -> None:
     async with open_transfer_plane() as plane, trio.open_nursery() as nursery:
-        stream, _ = await dial_member(
-            plane.mover.address, TcpOptions(), RealEnv(), Purpose.TRANSFERS
-        )
+        stream = await dialled(plane.mover.address, Purpose.TRANSFERS)
         async with stream:
             await stream.send_all(encode_message(Inquiry(1, plane.incarnation, 7)))
             said = b"".join([part async for part in stream])

@@ -38,13 +38,13 @@ async def test_only_what_paces_is_replaced(
         stream.setsockopt(*OPTION, chosen.encode())
     except OSError:
         needs.CONGESTION_CONTROL.lacking()
-    send_unpaced(stream)
+    send_unpaced(stream.socket)
     assert congestion_control(stream) == used
 
 
 async def test_a_connection_that_is_over_is_left_alone(stream: trio.SocketStream) -> None:
     await stream.aclose()
-    send_unpaced(stream)
+    send_unpaced(stream.socket)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.transports.tcp.ends import welcomed
 from tests.transports.tcp.transfer.pairs import (
     ALL,
     BLOCKS,
@@ -24,7 +25,6 @@ from tests.transports.tcp.transfer.pairs import (
     greeted,
     open_pair,
 )
-from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
     DisconnectedError,
@@ -54,7 +54,6 @@ from trinamo.runtime.protocol.transfer.stream import (
     encode_message,
     pack_blocks,
 )
-from trinamo.transports.tcp.greeting import welcome
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer import target
 from trinamo.transports.tcp.transfer.plane import (
@@ -160,8 +159,8 @@ async def test_a_stranger_that_does_not_greet_is_told_nothing(first: bytes) -> N
 
 async def test_a_peer_with_another_secret_is_a_stranger() -> None:
     """Attack row 8: an incarnation, a welcome or an answer is for members."""
-    theirs = TransferOptions(tcp=TcpOptions(secret=b"0123456789abcdef"))
-    ours = TransferOptions(tcp=TcpOptions(secret=b"fedcba9876543210"))
+    theirs = TransferOptions(tcp=TcpOptions(secret=b"0123456789abcdef" * 2))
+    ours = TransferOptions(tcp=TcpOptions(secret=b"fedcba9876543210" * 2))
     async with open_transfer_plane(ours) as here, open_transfer_plane(theirs) as there:
         owned = await there.register(bytearray(SIZE), block_bytes=SIZE)
         with pytest.raises(ConnectError, match="secret_file"):
@@ -171,13 +170,13 @@ async def test_a_peer_with_another_secret_is_a_stranger() -> None:
 
 
 async def test_an_owner_that_talks_nonsense_fails_the_transfer_only() -> None:
-    async def answer(stream: trio.SocketStream) -> None:
-        await welcome(stream, TcpOptions(), RealEnv(), Purpose.TRANSFERS, "e" * 16)
-        await stream.receive_some(4096)
-        await stream.send_all(encode_message(Welcome("crc32")))
-        await stream.receive_some(4096)
-        await stream.send_all(frame(Slice(1, 5, 1), bytes(SIZE)))
-        await trio.sleep_forever()
+    async def answer(accepted: trio.SocketStream) -> None:
+        async with await welcomed(accepted, Purpose.TRANSFERS, "e" * 16) as stream:
+            await stream.receive_some(4096)
+            await stream.send_all(encode_message(Welcome("crc32")))
+            await stream.receive_some(4096)
+            await stream.send_all(frame(Slice(1, 5, 1), bytes(SIZE)))
+            await trio.sleep_forever()
 
     async with open_pair() as pair, trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, answer, 0)
