@@ -40,7 +40,7 @@ near_misses = st.fixed_dictionaries(
     {},
     optional={
         **dict.fromkeys(("incarnation", "draining", "metadata", "created", "chat"), values),
-        "protocol": st.just(["1.0"]) | st.lists(st.text()) | values,
+        "protocol": st.just(["3.0"]) | st.lists(st.text()) | values,
         "build": st.text() | values,
         "endpoint": st.just("a/b/c") | values,
         "id": st.sampled_from("12") | values,

@@ -2,9 +2,9 @@
 
 A version is `major.minor`. Two processes fit if both speak one major; of that, the lesser minor is what
 both know. What a newer minor adds, a field or a frame, is skipped by who does not know it; what may not
-be skipped is a new major. A process tells what it speaks in all that it registers, with its build for
-people to read, and whoever reads an entry that does not fit refuses it there, so that nobody lists or
-asks its owner. An entry that tells no version is older than 1.0, which is the first one told.
+be skipped is a new major. A process tells what it speaks in the greeting of each connection, and in all
+that it registers, with its build for people to read; whoever reads an entry that does not fit refuses it
+there, so that nobody lists or asks its owner. An entry that tells none is older than 3.0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-SPOKEN: Final = (Version(1, 0),)
+SPOKEN: Final = (Version(3, 0),)
 """Of each major that this build speaks, the newest minor; the newest major last."""
 BUILD: Final = version("trinamo")
 """Told for people, and compared by nobody."""
@@ -67,7 +67,7 @@ def check_versions(what: str, entry: bytes) -> None:
     which = "it is to be upgraded" if newest < SPOKEN[-1] else "this one is to be upgraded"
     raise RemoteProtocolError(
         f"{what}: {f'build {told.build[:32]}' if told.build else 'an older build'} speaks protocol"
-        f" {', '.join(spoken)[:80] or 'of before 1.0'}, and this build, {BUILD},"
+        f" {', '.join(spoken)[:80] or 'of before 3.0'}, and this build, {BUILD},"
         f" {', '.join(map(str, SPOKEN))}: {which}"
     )
 

@@ -60,7 +60,7 @@ def newer_build(place: Path) -> Path:
 # fmt: off
 ADDED: Final = (
     ("runtime/protocol/versions.py",
-     "SPOKEN: Final = (Version(1, 0),)",
+     f"SPOKEN: Final = (Version{tuple(SPOKEN[-1])},)",
      f"SPOKEN: Final = (Version{NEWER.replace('.', ', ').join('()')},)"),
     # A field of every entry.
     ("runtime/protocol/versions.py",
@@ -71,6 +71,10 @@ ADDED: Final = (
      "    return _encoder.encode(envelope)",
      """    said = _encoder.encode(envelope).replace(b'"address":', b'"new":{"a":[1]},"address":')
     return b'{"new":{"a":[1]},' + said[1:]"""),
+    # A frame on every stream, with what opens it.
+    ("runtime/protocol/streams/link_frames.py",
+     "    return _OPENING.pack(*head) + subject",
+     "    return _OPENING.pack(*head) + subject + _frame(stream, 200, b'new')"),
     # A key of the store, beside that of every instance.
     ("runtime/process/entries.py",
      "        await self._put(instance.key, partial(_render, instance))\n        self._inst",
@@ -132,7 +136,7 @@ def test_a_worker_that_tells_no_version_is_neither_listed_nor_asked(tmp_path: Pa
 
     assert MODEL not in listed
     assert refused.status_code == 404
-    assert "speaks protocol of before 1.0" in " ".join(told.split())
+    assert "speaks protocol of before 3.0" in " ".join(told.split())
     assert others["choices"][0]["message"]["content"] == "hello"
 
 

@@ -19,7 +19,8 @@ Two-part frames whose header is `stream u32 | kind u8 | …`, big-endian:
 `closed` is the FIN of one stream: its end without an end mark. A request or an answer is a message of no
 stream, so its number is 0; a long one has a number of its own, from `MESSAGES_FROM` on, which its parts
 bear, and `closed` if its rest is not sent. `refused` of stream 0 is the last word to a peer whose frames are
-none, for the link is closed then. `multiplex.py` packs and unpacks what many streams say at once. Peer bytes raise nothing but `RemoteProtocolError`.
+none, for the link is closed then. Kinds from 128 on are those that newer minors add, on any stream: they are
+skipped. `multiplex.py` packs and unpacks what many streams say at once. Peer bytes raise nothing but `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class Kind(enum.IntEnum):
     REQUEST = 13
     ANSWER = 14
 
+
+ADDED_FROM: Final = 128
+"""Kinds from here on are those that minor versions add: who does not know one skips it."""
 
 _FRAME: Final = struct.Struct(">IIIB")
 _OPENING: Final = struct.Struct(">IIIBIB")

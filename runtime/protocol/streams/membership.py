@@ -12,16 +12,16 @@ Where both have the cluster's secret, hands are shaken by TLS between the two (`
 the hello goes in clear, and the welcome is sealed, with all that follows. That it repeats the hello
 shows that nobody between has changed it. Without a secret nothing is proven; ports are on loopback then.
 
-Versions: the major changes when an older process would misread a newer one, and then they do not
-speak. The minor grows with what an older one need not know.
+`protocol/versions.py` says what a version is. Each end tells the newest that it speaks.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...errors import RemoteProtocolError
+from ..versions import SPOKEN, Version, common_version
 
 _MAGIC: Final = b"trinamo\r\n\r\n"
 """Ends as the head of an HTTP request does, so that a server of HTTP does not wait for the rest."""
@@ -29,20 +29,6 @@ _VERSION_BYTES: Final = 2
 HELLO_BYTES: Final = len(_MAGIC) + _VERSION_BYTES + 2
 _HEAD_BYTES: Final = _VERSION_BYTES + HELLO_BYTES + 1
 NAME_BYTES_MAX: Final = 255
-
-
-class ProtocolVersion(NamedTuple):
-    """Of what is spoken on standing connections."""
-
-    major: int
-    minor: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
-
-
-PROTOCOL: Final = ProtocolVersion(3, 0)
-"""What this process speaks."""
 
 
 class Purpose(enum.StrEnum):
@@ -57,7 +43,7 @@ class Purpose(enum.StrEnum):
         return f"trinamo://{self}/{name}"
 
 
-def encode_hello(purpose: Purpose, *, sealed: bool, version: ProtocolVersion = PROTOCOL) -> bytes:
+def encode_hello(purpose: Purpose, *, sealed: bool, version: Version = SPOKEN[-1]) -> bytes:
     """A dialler's first words; `sealed` if it begins TLS right behind them."""
     return _MAGIC + bytes(version) + purpose[0].encode() + (b"\1" if sealed else b"\0")
 
@@ -81,16 +67,16 @@ def check_hello(heard: bytes, purpose: Purpose, *, sealed: bool) -> None:
 
 
 def check_version(heard: bytes) -> None:
-    """Raise `RemoteProtocolError` if a hello, or a welcome without its magic, is of another major."""
-    theirs = ProtocolVersion(*heard.removeprefix(_MAGIC)[:_VERSION_BYTES])
-    if theirs.major != PROTOCOL.major:
+    """Raise `RemoteProtocolError` if a hello, or a welcome without its magic, is of a major not spoken."""
+    theirs = Version(*heard.removeprefix(_MAGIC)[:_VERSION_BYTES])
+    if common_version((str(theirs),)) is None:
         raise RemoteProtocolError(
-            f"it speaks protocol {theirs}, and this process {PROTOCOL}: let the older of both have the"
-            " newer's release of trinamo"
+            f"it speaks protocol {theirs}, and this process {SPOKEN[-1]}: the older of both is to be"
+            " upgraded"
         )
 
 
-def encode_welcome(hello: bytes, name: str, *, version: ProtocolVersion = PROTOCOL) -> bytes:
+def encode_welcome(hello: bytes, name: str, *, version: Version = SPOKEN[-1]) -> bytes:
     """What a listener called `name` says to a `hello`."""
     encoded = name.encode()
     assert len(encoded) <= NAME_BYTES_MAX

@@ -16,6 +16,7 @@ from ...errors import RemoteProtocolError
 from .codec import HEADER_BYTES_MAX, Frame, FrameDecoder
 from .control import Closed, Control
 from .link_frames import (
+    ADDED_FROM,
     HEAD_BYTES,
     MESSAGES_FROM,
     Credit,
@@ -216,7 +217,10 @@ class Demultiplexer:
     `live` are the streams that something may come for. They may change while `feed` is iterated.
     """
 
-    __slots__ = ("_decoder", "_ids", "_item_bytes_max", "_live", "_parted", "parted_bytes")
+    __slots__ = (
+        *("_decoder", "_ids", "_item_bytes_max", "_live", "_parted", "parted_bytes"),
+        "skipped_count",
+    )
 
     def __init__(
         self,
@@ -234,6 +238,8 @@ class Demultiplexer:
         )
         self._parted: dict[int, bytearray] = {}
         self.parted_bytes = 0
+        self.skipped_count = 0
+        """Frames that a newer minor has added."""
 
     @property
     def pending_bytes(self) -> int:
@@ -299,8 +305,11 @@ class Demultiplexer:
     def _take(
         self, frame: Frame, kind: int, stream: int, items: dict[int, list[bytes]]
     ) -> Control | Opening | Credit | LinkMessage | RemoteProtocolError | None:
-        """What a frame says by itself; None if it is late, or of an item."""
+        """What a frame says by itself; None if it is late, of an item, or of a newer minor."""
         header, data = frame
+        if kind >= ADDED_FROM:
+            self.skipped_count += 1
+            return None
         if kind in _MESSAGES:
             return self._message(_MESSAGES[kind], stream, header[HEAD_BYTES:], data)
         if kind == _OPEN:
@@ -308,14 +317,7 @@ class Demultiplexer:
             self._ids.opened(stream)
             return opening
         if stream not in self._live:
-            if stream >= MESSAGES_FROM:
-                self._take_part(kind, stream, data)
-            elif not stream and kind == Kind.REFUSED:
-                return parse_event(kind, header, data)
-            else:
-                # What is late may be anything; a part of it must not be kept.
-                self._ids.check(stream)
-            return None
+            return self._take_streamless(frame, kind, stream)
         if kind == _DATA:
             whole = self._whole(stream, data)
             if whole is not None:
@@ -326,6 +328,17 @@ class Demultiplexer:
         elif self._keep(stream, data):
             return None
         return RemoteProtocolError(f"an item over {self._item_bytes_max} bytes")
+
+    def _take_streamless(self, frame: Frame, kind: int, stream: int) -> Control | Credit | None:
+        """A part of a message, the last word of the link, or what is late."""
+        if stream >= MESSAGES_FROM:
+            self._take_part(kind, stream, frame[1])
+        elif not stream and kind == Kind.REFUSED:
+            return parse_event(kind, *frame)
+        else:
+            # What is late may be anything; a part of it must not be kept.
+            self._ids.check(stream)
+        return None
 
     def _message(self, kind: Kind, number: int, header: bytes, data: bytes) -> LinkMessage:
         payload: bytes | None = data

@@ -90,10 +90,10 @@ def test_of_two_majors_that_both_speak_the_newer_is_spoken(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (entry(), "an older build speaks protocol of before 1.0, and this build"),
+        (entry(), "an older build speaks protocol of before 3.0, and this build"),
         (entry(), "it is to be upgraded"),
-        (entry(protocol=["2.0"], build="9.1"), "build 9.1 speaks protocol 2.0"),
-        (entry(protocol=["2.0"], build="9.1"), "this one is to be upgraded"),
+        (entry(protocol=["9.0"], build="9.1"), "build 9.1 speaks protocol 9.0"),
+        (entry(protocol=["9.0"], build="9.1"), "this one is to be upgraded"),
         (entry(protocol=["x" * 100_000] * 100, build="y" * 100_000), "it is to be upgraded"),
         (entry(protocol="1.0"), "it tells no versions"),
         (b"junk", "it tells no versions"),
@@ -113,11 +113,11 @@ def test_instances_cards_and_frontends_of_another_protocol_are_refused_each() ->
     assert decode_instance(INSTANCE.key, encode_instance(INSTANCE)) == INSTANCE
     assert decode_card(key, encode_card(CARD)) == CARD
     assert decode_frontend(name, encode_frontend(FRONTEND)) == FRONTEND
-    with pytest.raises(RemoteProtocolError, match=r"before 1\.0"):
+    with pytest.raises(RemoteProtocolError, match=r"before 3\.0"):
         decode_instance(INSTANCE.key, without_versions(encode_instance(INSTANCE)))
-    with pytest.raises(RemoteProtocolError, match=r"before 1\.0"):
+    with pytest.raises(RemoteProtocolError, match=r"before 3\.0"):
         decode_card(key, without_versions(encode_card(CARD)))
-    with pytest.raises(RemoteProtocolError, match=r"before 1\.0"):
+    with pytest.raises(RemoteProtocolError, match=r"before 3\.0"):
         decode_frontend(name, without_versions(encode_frontend(FRONTEND)))
 
 
@@ -126,7 +126,7 @@ def test_a_model_of_another_protocol_is_not_listed_and_status_says_why() -> None
     table = ModelTable()
     (why,) = table.put(model_key("m", "1f"), value).refused
     assert not table.models
-    assert "speaks protocol of before 1.0" in why
+    assert "speaks protocol of before 3.0" in why
 
     models, refused = look_at_models([Entry(model_key("m", "1f"), value, 1, 1)])
 

@@ -221,6 +221,8 @@ class Link:
                 driver.lost(why)
             lane.discard()
         self.is_closed = True
+        if self._demux.skipped_count:
+            _log.info("a link skipped %d frames of a newer minor", self._demux.skipped_count)
         self._waiting.clear()
         self._room.notify()
 

@@ -7,8 +7,6 @@ import pytest
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.membership import (
     HELLO_BYTES,
-    PROTOCOL,
-    ProtocolVersion,
     Purpose,
     check_hello,
     check_version,
@@ -17,10 +15,11 @@ from trinamo.runtime.protocol.streams.membership import (
     encode_welcome,
     wanted_bytes,
 )
+from trinamo.runtime.protocol.versions import SPOKEN, Version
 
 HELLO = encode_hello(Purpose.REQUESTS, sealed=True)
-NEXT_MAJOR = ProtocolVersion(PROTOCOL.major + 1, 0)
-NEXT_MINOR = ProtocolVersion(PROTOCOL.major, PROTOCOL.minor + 1)
+NEXT_MAJOR = Version(SPOKEN[-1].major + 1, 0)
+NEXT_MINOR = Version(SPOKEN[-1].major, SPOKEN[-1].minor + 1)
 
 
 def test_these_bytes_are_the_greeting_of_protocol_3_0() -> None:
@@ -73,7 +72,7 @@ def test_another_major_version_is_turned_away_by_both_ends_with_what_to_do() -> 
     ):
         with pytest.raises(
             RemoteProtocolError,
-            match=f"protocol {NEXT_MAJOR}, and this process {PROTOCOL}: .*release",
+            match=f"protocol {NEXT_MAJOR}, and this process {SPOKEN[-1]}: .*upgraded",
         ):
             said()
 

@@ -138,7 +138,11 @@ def test_an_unknown_reason_of_a_cancel_is_that_the_caller_left() -> None:
     assert cancel == Cancel("r1", Reason.CONSUMER_DROPPED)
 
 
-@pytest.mark.parametrize("header", [b'{"cancel":', b'{"cancel":1}', b'{"cancel":"a","b":1}'])
+def test_a_field_of_a_cancel_that_a_newer_minor_adds_is_skipped() -> None:
+    assert decode_cancel(b'{"cancel":"r1","new":1}') == Cancel("r1", Reason.CONSUMER_DROPPED)
+
+
+@pytest.mark.parametrize("header", [b'{"cancel":', b'{"cancel":1}'])
 def test_a_cancel_that_is_none_is_malformed(header: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_cancel(header)
