@@ -1,6 +1,6 @@
 """RPC between a worker and a client process, without HTTP: CPU per item or request on each side.
 
-trinamo beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with BENCH_BEFORE,
+trinamo, in clear and sealed, beside grpc.aio and, where `python bench/peers.py install` was run, Dynamo; with BENCH_BEFORE,
 the directory of another checkout, that one, too. Rounds alternate, medians are shown. The loads:
 
 `one` streams of one item, 64 at once, and `unary` calls; `steps` all streams get one item each in the
@@ -20,7 +20,7 @@ from pathlib import Path
 import peers
 from roles.processes import Pair, before, medians, open_pairs, percentile
 
-KINDS = ("trinamo", "before", "grpc", "dynamo")
+KINDS = ("trinamo", "sealed", "before", "grpc", "dynamo")
 LOADS = {
     "one": "streams of one item, 64 at once",
     "unary": "unary, 64 at once",
@@ -32,9 +32,16 @@ LOADS = {
 }
 PUSHED = ("pushed", "loop")
 """Which only trinamo can."""
+PUSHING = ("trinamo", "sealed")
 STREAMS = 64
-FREE_ITEMS = {"trinamo": 320_000, "before": 320_000, "grpc": 64_000, "dynamo": 25_600}
-CALLS = {"trinamo": 80, "before": 80, "grpc": 60, "dynamo": 60}
+FREE_ITEMS = {
+    "trinamo": 320_000,
+    "sealed": 320_000,
+    "before": 320_000,
+    "grpc": 64_000,
+    "dynamo": 25_600,
+}
+CALLS = {"trinamo": 80, "sealed": 80, "before": 80, "grpc": 60, "dynamo": 60}
 """Of each of the 64 tasks."""
 
 
@@ -60,7 +67,7 @@ def run(loads: Sequence[str], kinds: Sequence[str], *, rounds: int, share: int =
     results: dict[str, dict[str, dict[str, float]]] = {}
     with open_pairs(kinds) as pairs:
         for load in loads:
-            able = [pair for pair in pairs if load not in PUSHED or pair.kind == "trinamo"]
+            able = [pair for pair in pairs if load not in PUSHED or pair.kind in PUSHING]
             rows: dict[str, list[dict[str, float]]] = {pair.kind: [] for pair in able}
             for number in range(rounds + 1):
                 for pair in able:

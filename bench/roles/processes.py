@@ -135,11 +135,19 @@ class Peer:
 
 
 class Pair:
-    """A worker process and a client process of one kind: `trinamo`, `grpc` or `dynamo`."""
+    """A worker process and a client process of one kind: `trinamo`, `grpc` or `dynamo`.
+
+    `sealed` is trinamo with a secret, and `before` that of another checkout.
+    """
 
     def __init__(self, kind: str, held: ExitStack) -> None:
         self.kind = kind
         where = held.enter_context(dynamo_place()) if kind == "dynamo" else {}
+        if kind == "sealed":
+            kind, where = (
+                "trinamo",
+                {"environ": {"BENCH_SECRET": "a secret of benchmarks, of no cluster"}},
+            )
         if kind == "before":
             kind, where = "trinamo", before()
         self.worker = Peer(f"{kind}-worker", **where)

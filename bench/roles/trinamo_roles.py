@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -129,12 +130,17 @@ class Engine:
         return {"at": {str(number): at for number, at in taken.items()}}
 
 
+def tcp_options() -> TcpOptions:
+    """As they come, sealed where a secret is given."""
+    return TcpOptions(secret=os.environ.get("BENCH_SECRET", "").encode())
+
+
 def worker() -> None:
     trio.run(_worker)
 
 
 async def _worker() -> None:
-    options, env, engine = TcpOptions(), RealEnv(), Engine()
+    options, env, engine = tcp_options(), RealEnv(), Engine()
     async with (
         open_request_server(options, env, instance_id="1") as server,
         open_loop() as loop,
@@ -165,7 +171,7 @@ async def _worker() -> None:
 
 @asynccontextmanager
 async def open_clients(address: str) -> AsyncIterator[dict[str, Client]]:
-    options, env = TcpOptions(), RealEnv()
+    options, env = tcp_options(), RealEnv()
 
     async with (
         open_stream_server(options, env) as home,

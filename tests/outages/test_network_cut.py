@@ -132,7 +132,7 @@ async def test_a_pulled_cable_ends_the_stream_on_both_sides_and_the_worker_comes
     cable: Cable, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("known on both ends of the cable")
+    secret.write_text("known on both ends of the cable, and nowhere else")
     secret.chmod(0o600)
     settings = {**KEEPALIVE, "data_plane.tcp.host": HOST, "security.secret_file": secret}
     settings |= {"http.queue_max": 0, "router.wait_s": 0}
