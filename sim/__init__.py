@@ -17,7 +17,7 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 
 Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`,
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/threads.py`,
-`isolation/tls.py`, `isolation/guard.py`;
+`isolation/tls.py`, `isolation/endless.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
 `net/std_sockets.py` and `net/sockets.py` (what a process sees of it), `net/bus.py` (messages that may be lost),
 `disk/disk.py` (files, and what a power cut leaves of them),
@@ -56,6 +56,7 @@ from .disk.disk import Disk
 from .env import SimClock, SimEnv
 from .errors import (
     Deadlock,
+    EndlessStep,
     Escape,
     Livelock,
     SimulationError,
@@ -89,6 +90,7 @@ __all__ = [
     "DeviationChoices",
     "Difference",
     "Disk",
+    "EndlessStep",
     "Endpoint",
     "Escape",
     "Fault",

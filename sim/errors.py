@@ -54,13 +54,21 @@ class Escape(BaseException):
     """
 
 
+class EndlessStep(BaseException):
+    """A task took one step for too long, in time of the processor: it spins without a checkpoint.
+
+    Not an `Exception`, so that no handler in the loop that spins keeps it. The text says which task
+    it was, where it was, and what to do instead.
+    """
+
+
 def is_failure(error: BaseException) -> bool:
     """Whether this fails the run of whose code it leaves; else it is trio's to handle, as cancellation is.
 
     asyncio's own cancellation is a failure: by then trio-asyncio has made trio's of what trio cancelled.
     """
     aio = sys.modules.get("asyncio")
-    return isinstance(error, (Exception, Escape)) or (
+    return isinstance(error, (Exception, Escape, EndlessStep)) or (
         aio is not None and isinstance(error, aio.CancelledError)
     )
 

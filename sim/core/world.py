@@ -27,7 +27,8 @@ from trinamo.points import WORLD
 from ..disk.calls import Calls
 from ..disk.disk import Disk
 from ..disk.process import Descriptors, Process
-from ..errors import Deadlock, Livelock, StepLimit, TimeLimit, parted, standing_for
+from ..errors import Deadlock, EndlessStep, Livelock, StepLimit, TimeLimit, parted, standing_for
+from ..isolation.endless import watched
 from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
 from ..isolation.threads import sleep_in_thread
 from .checker import Checker
@@ -70,10 +71,11 @@ class World(Machines):
     """A run to be; `run` may be called once.
 
     `steps_max` bounds task steps, `virtual_s_max` virtual time, `instant_steps_max` the steps while time
-    stands still, which only tasks that spin take. `trace_steps` False leaves the
-    steps out of the trace: shorter, and blind to differences that never become visible. With
-    `keep_rows` False the trace holds its digest only. Who reads the machine's time or dice
-    for itself gets the run's; with `ambient="raise"` only libraries do, and others get an `Escape`.
+    stands still, which only tasks that spin take; `step_cpu_s_max` the processor's time, as the machine has
+    it, of one step (`isolation/endless.py`). `trace_steps` False leaves the steps out of the trace: shorter,
+    and blind to differences that never become visible. With `keep_rows` False the trace holds its digest
+    only. Who reads the machine's time or dice for itself gets the run's; with `ambient="raise"` only
+    libraries do, and others get an `Escape`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class World(Machines):
         steps_max: int = 2_000_000,
         instant_steps_max: int = 20_000,
         virtual_s_max: float = 3600.0,
+        step_cpu_s_max: float = 10.0,
         ambient: Ambient = "virtual",
         trace_steps: bool = True,
         keep_rows: bool = True,
@@ -100,7 +103,7 @@ class World(Machines):
         self.ended_s = self._instant_s = 0.0
         """When `main` returned or the run failed, in virtual seconds."""
         self.error: BaseException | None = None
-        self.is_unwinding = False
+        self.is_unwinding = self._is_judging = False
         self.until_end = ExitStack()
         """Left when the run is over and its tasks are unwound, before the real names are back."""
         self.on_start: list[Callable[[], None]] = []
@@ -110,7 +113,7 @@ class World(Machines):
         self.on_power: list[Callable[[Host], None]] = []
         """Called when a host that was without power is booted, before its process starts."""
         self._steps_max, self._instant_steps_max = steps_max, instant_steps_max
-        self._virtual_s_max = virtual_s_max
+        self._virtual_s_max, self._step_cpu_s_max = virtual_s_max, step_cpu_s_max
         self._ambient: Ambient = ambient
         self._trace_steps = trace_steps and choices.traces_steps
         self._scheduler = TaskScheduler(choices, policy, self, self._on_batch, self._requeue)
@@ -141,7 +144,7 @@ class World(Machines):
         """Run `main` on the driver host until it returns; the digest of the trace.
 
         Hosts still up then are cancelled, outside the trace. Raises what `main` or a host's main
-        function raised, one error of a group (`runtime/nurseries.py`), or a `SimulationError`, or `Escape`.
+        function raised, one error of a group, or a `SimulationError`, `Escape` or `EndlessStep`.
         """
         check_main(main, "world.run(main)")
         if self._loop is not None:
@@ -171,6 +174,7 @@ class World(Machines):
         # Armed round the nursery, so that cancelled hosts clean up under the guard too.
         calls = Calls(current_process, self._descriptors, self.choices.stream("tempfile"))
         self.until_end.enter_context(calls.installed())
+        self.until_end.enter_context(watched(self._step_cpu_s_max, self._progress, self._end_step))
         with armed(self._fail, calls.outside):
             async with trio.open_nursery() as self._nursery:
                 try:
@@ -179,10 +183,12 @@ class World(Machines):
                             start()
                         await main()
                         self._rules.look("the end of main")
+                        self._is_judging = True
                         for checker in self.checkers:
                             checker.at_end()
                 except BaseException as error:  # noqa: BLE001 -- run() raises it
                     self._fail(error)
+                self._is_judging = False
                 self._unwind()
                 self._nursery.cancel_scope.cancel()
 
@@ -199,8 +205,10 @@ class World(Machines):
         if self.is_unwinding:
             return
         self.ended_s, self.never_struck = self._time_s, self.planned_faults()
-        # Draws that changed nothing one can see make another run all the same.
-        self.add_row("drawn", **self.choices.drawn())
+        # Draws that changed nothing one can see make another run all the same, unless when they
+        # ended was up to the machine.
+        if not isinstance(self.error, EndlessStep):
+            self.add_row("drawn", **self.choices.drawn())
         self.is_unwinding = self._scheduler.is_unwinding = self.trace.is_muted = True
         self._rules.is_over = True
         for host in self._hosts.values():
@@ -426,16 +434,26 @@ class World(Machines):
         runnable = ", ".join(f"{host_of(task)} {task_name(task)}" for task in order)
         said = f"runnable: {runnable}\n{self.waiting()}"
         if is_still:
-            steps, at_s = self._instant_steps_max, self._time_s
-            self._fail(
-                Livelock(f"{steps} task steps while the clock stood at {at_s:.6f} s; {said}")
-            )
+            still = f"{self._instant_steps_max} task steps while the clock stood at {self._time_s:.6f} s"
+            self._fail(Livelock(f"{still}; {said}"))
         else:
             self._fail(StepLimit(f"{self._steps_max} task steps; {said}"))
 
     def _check_unwinding(self) -> None:
         if self._unwinding_steps > UNWINDING_STEPS_MAX:
             raise StepLimit(f"cancelled tasks do not end\n{self.waiting()}")
+
+    def _progress(self) -> tuple[object, ...] | None:
+        """Whose step it is, and what differs after each; None while a checker, maybe slow, judges the run."""
+        task = self._running_loop.current_task
+        who = f"{current_label()} {task_name(task)}" if task else current_label()
+        now = who, task, self.steps, self._unwinding_steps, self.events
+        return None if self._is_judging else now
+
+    def _end_step(self, error: EndlessStep) -> None:
+        # The task may catch it and go on.
+        self.error = self.error or error
+        self.after(0, self._fail, error)
 
     def waiting(self) -> str:
         """One line for each live task: its host, its name, its await stack, innermost first."""

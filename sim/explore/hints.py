@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..core.host import HostState
 from ..core.world import World
-from ..errors import Escape, SimulationError, Violation
+from ..errors import EndlessStep, Escape, SimulationError, Violation
 
 FAULTS_SAID_MAX = 3
 HERE = Path(__file__).resolve().parents[1]
@@ -77,7 +77,7 @@ def _raised(world: World, error: BaseException | None) -> Iterator[str]:
             "this world has no network, so the call went for the real one: take `network` as a"
             " parameter, or make Network(world) before the run"
         )
-    if error is None or isinstance(error, (Violation, SimulationError, Escape)):
+    if error is None or isinstance(error, (Violation, SimulationError, Escape, EndlessStep)):
         return
     kind, place = type(error).__name__, _place(error)
     host, fallen = world.fallen or ("", None)

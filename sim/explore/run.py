@@ -25,6 +25,7 @@ from ..core.trace import Trace
 from ..core.world import World
 from ..errors import (
     Deadlock,
+    EndlessStep,
     Escape,
     Livelock,
     SimulationError,
@@ -37,6 +38,7 @@ from .hints import broke_off, followed, hints_of, varying
 
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
+ENDLESS_STEP = "endless step"
 # Numbers, and long quotations: what differs between two runs that break a rule alike.
 _PARTICULARS = re.compile(r"\d+(\.\d+)?|'[^']{20,}('|$)")
 
@@ -172,6 +174,7 @@ def played(play: Play, choices: Choices | int) -> Played:
 _OWN: tuple[tuple[type[BaseException], str], ...] = (
     (Deadlock, "deadlock"),
     (Livelock, "livelock"),
+    (EndlessStep, ENDLESS_STEP),
     (StepLimit, "step limit"),
     (TimeLimit, "time limit"),
     (Escape, "escape"),

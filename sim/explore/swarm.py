@@ -19,7 +19,7 @@ import attrs
 
 from ..core.choices import SeedChoices
 from .hints import nothing_varies
-from .run import Finding, Run, Scenario, run, shape_of
+from .run import ENDLESS_STEP, Finding, Run, Scenario, run, shape_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -170,13 +170,16 @@ def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
 
 def play_seeds(scenario: Scenario, seeds: list[int]) -> list[Run]:
     """The runs of these seeds. Those that passed come back without their decisions."""
-    results = []
+    results: list[Run] = []
     for seed in seeds:
         is_checked = seed % RECHECK_ONE_IN == 0
         choices = SeedChoices(seed)
         # A fifth of a run's time goes into rows about steps, which are read where something was found.
         choices.traces_steps = is_checked
         result = run(scenario, choices)
+        if result.finding is not None and result.finding.invariant == ENDLESS_STEP:
+            # Each takes seconds, and what such a step did until it was ended differs from run to run.
+            return [*results, result]
         if result.finding is not None and not is_checked:
             again = run(scenario, seed)
             # What shows once only is told as it was.

@@ -64,10 +64,10 @@ def escape_of(what: str, how: str = "the simulated code called ") -> Escape:
     """The `Escape` for the call `what`, made by the frames outside these folders."""
     advice = next((text for start, text in ADVICE.items() if what.startswith(start)), "")
     instead = f"\n  instead: {advice}" if advice else ""
-    return Escape(f"{how}{what}{_call_site(sys._getframe(1))}{instead}")  # noqa: SLF001
+    return Escape(f"{how}{what}{call_site(sys._getframe(1))}{instead}")  # noqa: SLF001
 
 
-def _call_site(frame: FrameType | None) -> str:
+def call_site(frame: FrameType | None) -> str:
     """The innermost frames outside these folders, and the innermost that is nobody's library."""
     shown, places, has_own = "", 0, False
     while frame is not None and (places < FRAMES_MAX or not has_own):

@@ -30,7 +30,7 @@ from trio._socket import _SocketType as TrioSocket
 from typing_extensions import override
 
 from ..disk.calls import FILE_EVENTS
-from ..errors import Escape, StepLimit, UnsupportedTrio
+from ..errors import EndlessStep, Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, stand_ins, unbind
 from .escapes import escape_of
 from .threads import Later, Threads
@@ -117,8 +117,10 @@ def armed(on_escape: Callable[[Escape], None], outside: Outside) -> Iterator[Non
 
 
 @contextmanager
-def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -> Iterator[None]:
-    """A `StepLimit` raised inside trio's loop goes to `on_stuck`, and leaves nothing behind.
+def breakable(
+    loop: Callable[[], Loop], on_stuck: Callable[[BaseException], None]
+) -> Iterator[None]:
+    """A limit that is met inside trio's loop goes to `on_stuck`, and leaves nothing behind.
 
     So ends a run whose tasks do not end when they are cancelled. What they say when they are thrown
     away is lost: they find no loop any more.
@@ -129,7 +131,7 @@ def breakable(loop: Callable[[], Loop], on_stuck: Callable[[StepLimit], None]) -
         yield
     except trio.TrioInternalError as error:
         _trap = None
-        if not isinstance(error.__cause__, StepLimit):
+        if not isinstance(error.__cause__, (StepLimit, EndlessStep)):
             raise
         # With its traceback it would keep all of them.
         on_stuck(error.__cause__.with_traceback(None))
@@ -289,6 +291,11 @@ class Loop:
         return self._runner.entry_queue.size() > 0
 
     @property
+    def current_task(self) -> Task | None:
+        """The task whose step it is; None between steps, and in a function of a simulated thread."""
+        return vars(GLOBAL_RUN_CONTEXT).get("task")
+
+    @property
     def next_deadline(self) -> float:
         """Trio's next deadline, in seconds of its clock; infinite if there is none."""
         return self._runner.deadlines.next_deadline()
@@ -308,7 +315,7 @@ class Loop:
     def abandon(self) -> None:
         """After the loop broke: throw its tasks away."""
         for task in self.tasks():
-            with suppress(Exception, BaseExceptionGroup, Escape):
+            with suppress(Exception, BaseExceptionGroup, Escape, EndlessStep):
                 task.coro.close()
             for nursery in task.child_nurseries:
                 nursery._children.clear()  # noqa: SLF001 -- or it says that they live
@@ -367,6 +374,7 @@ class _Probe(trio.abc.Clock):
             assert loop.next_deadline == self.time_s + 7
             await trio.lowlevel.checkpoint()
         assert trio.lowlevel.current_task() in loop.tasks()
+        assert loop.current_task is trio.lowlevel.current_task()
         loop.requeue([])
         await self._use_sockets()
 
