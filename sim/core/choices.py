@@ -19,8 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+import trio
 from typing_extensions import override
 
+from .host import current_label
 from .machines import Machines
 
 
@@ -45,6 +47,10 @@ class Choices:
         self.world: Machines | None = None
         self.traces_steps = True
         """Whether the run's trace tells of each step of a task; who looks at findings alone needs none."""
+        self.instruments: tuple[trio.abc.Instrument, ...] = ()
+        """Hear of every step of the run; they must change nothing."""
+        self.places: dict[int, tuple[float, str, str]] = {}
+        """When, on which host and about what those were made that are not the default; by their number."""
         self._streams: list[tuple[str, random.Random]] = []
 
     def below(self, n: int, label: str) -> int:
@@ -52,8 +58,16 @@ class Choices:
         if n <= 1:
             return 0
         value = self._pick(n, label)
+        if value and self.world is not None:
+            self.places[len(self.record)] = self.world.current_time(), current_label(), ""
         self.record.append(Choice(label, n, value))
         return value
+
+    def about(self, what: str) -> None:
+        """Say of the decision that was made last what it was about, for who looks at the run."""
+        last = len(self.record) - 1
+        if last in self.places:
+            self.places[last] = (*self.places[last][:2], what)
 
     def chance(self, one_in: int, label: str) -> bool:
         """True about once in `one_in`; False is the default answer. Never true if `one_in` < 2."""

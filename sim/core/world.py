@@ -165,7 +165,7 @@ class World(Machines):
             breakable(lambda: self._running_loop, self._fail),
             self.until_end,
         ):
-            trio.run(self._shell, main, clock=self)
+            trio.run(self._shell, main, clock=self, instruments=self.choices.instruments)
         if self.error is not None:
             raise self.error
         return self.trace.digest

@@ -96,7 +96,7 @@ class Failure:
 
     def play(self, scenario: Play | None = None) -> Played:
         """The run again; `scenario` in the place of the named one, if given."""
-        return played(scenario or self.scenario, self.choices())
+        return played(scenario or self.scenario, self.choices(), to_draw=True)
 
     @property
     def version_changes(self) -> list[str]:

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -35,6 +35,9 @@ from ..errors import (
     is_failure,
 )
 from .hints import broke_off, followed, hints_of, varying
+
+if TYPE_CHECKING:
+    from ..report.causes import Causes, Step
 
 Play = Callable[[Choices], object]
 TEXT_MAX = 4000
@@ -124,6 +127,10 @@ class Played:
     run: Run
     trace: Trace
     record: list[Choice]
+    places: dict[int, tuple[float, str, str]]
+    """See `Choices.places`."""
+    steps: list[Step] | None = None
+    """Its steps with what caused each, if they were asked for."""
 
 
 def run(play: Play, choices: Choices | int) -> Run:
@@ -131,10 +138,16 @@ def run(play: Play, choices: Choices | int) -> Run:
     return played(play, choices).run
 
 
-def played(play: Play, choices: Choices | int) -> Played:
-    """As `run`, with the trace."""
+def played(play: Play, choices: Choices | int, *, to_draw: bool = False) -> Played:
+    """As `run`, with the trace; `to_draw` with what caused each step, which `page_of` shows."""
     if isinstance(choices, int):
         choices = SeedChoices(choices)
+    causes: Causes | None = None
+    if to_draw:
+        from ..report.causes import Causes  # noqa: PLC0415 -- most runs are never drawn
+
+        causes = Causes(choices)
+        choices.instruments = (causes,)
     error: BaseException | None = None
     try:
         play(choices)
@@ -168,7 +181,8 @@ def played(play: Play, choices: Choices | int) -> Played:
         followed=followed(world),
         broke_off=broke_off(world),
     )
-    return Played(result, trace, choices.record)
+    steps = None if causes is None else causes.steps
+    return Played(result, trace, choices.record, choices.places, steps)
 
 
 _OWN: tuple[tuple[type[BaseException], str], ...] = (
@@ -207,9 +221,10 @@ def page_of(
     played: Played,
     *,
     until_s: float | None = None,
+    start_s: float | None = None,
 ) -> str:
-    """The HTML page of a run, up to `until_s` virtual seconds if given; see `sim.report.page`."""
-    from ..report import About, page  # noqa: PLC0415 -- most runs are never drawn
+    """The HTML page of a run, up to `until_s` virtual seconds if given, opened at `start_s`; see `sim.report.page`."""
+    from ..report import About, Decision, page  # noqa: PLC0415 -- most runs are never drawn
 
     run, rows = played.run, played.trace.rows
     is_whole = until_s is None or until_s >= run.virtual_s
@@ -229,5 +244,9 @@ def page_of(
             ("digest", run.digest),
             ("decisions", f"{len(run.values)}, {run.deviation_count} not the default"),
         ),
+        decisions=tuple(
+            Decision(*place, *played.record[number]) for number, place in played.places.items()
+        ),
+        start_s=start_s,
     )
-    return page(rows, about)
+    return page(rows, about, steps=played.steps or ())

@@ -50,6 +50,8 @@ class Link:
     is_cut: bool = False
     free_at_s: float = 0.0
     """When the last byte handed to this link will have left it."""
+    name: str = ""
+    """From where to where, for people."""
 
 
 PROFILE_FIELDS = (
@@ -72,7 +74,7 @@ class Links:
         key = (source, destination)
         found = self._links.get(key)
         if found is None:
-            found = self._links[key] = attrs.evolve(self._default)
+            found = self._links[key] = attrs.evolve(self._default, name=f"{source} → {destination}")
             for pattern, to, profile in self._profiles:
                 if fnmatchcase(source, pattern) and fnmatchcase(destination, to):
                     _apply(found, profile)
@@ -118,6 +120,8 @@ class Links:
             delay_s += link.free_at_s - now_s
         if has_jitter and link.jitter_s:
             step = self._world.choices.below(JITTER_STEPS, "jitter")
+            if step:
+                self._world.choices.about(link.name)
             delay_s += link.jitter_s * step / (JITTER_STEPS - 1)
         return delay_s
 
@@ -128,7 +132,10 @@ class Links:
     def loses_on(self, link: Link) -> bool:
         """As `loses`, for who has the link at hand."""
         one_in = link.loss_one_in
-        return one_in > 0 and self._world.choices.chance(max(2, one_in), "loss")
+        if one_in <= 0 or not self._world.choices.chance(max(2, one_in), "loss"):
+            return False
+        self._world.choices.about(link.name)
+        return True
 
     def cut(self, source: str, destination: str, *, one_way: bool = False) -> None:
         """Nothing passes from `source` to `destination`, nor back unless `one_way`."""

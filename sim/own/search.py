@@ -164,7 +164,7 @@ def _found(
 ) -> Found:
     finding = first.finding
     assert finding is not None
-    result = played(scenario, ReplayChoices(first.values, first.seed))
+    result = played(scenario, ReplayChoices(first.values, first.seed), to_draw=out is not None)
     again = result.run.finding
     if finding.invariant == NONDETERMINISM or again is None or again.key != finding.key:
         # What cannot be played again cannot be shrunk, and a file would replay something else.
@@ -172,7 +172,8 @@ def _found(
     if cpu_s_max > 0:
         small = shrink_run(scenario, ReplayChoices(first.values, first.seed), cpu_s_max=cpu_s_max)
         scenario = small.scenario
-        result = played(scenario, ReplayChoices(small.run.values, first.seed))
+        choices = ReplayChoices(small.run.values, first.seed)
+        result = played(scenario, choices, to_draw=out is not None)
     failure, page = (None, None) if out is None else _save(scenario, result, out)
     return attrs.evolve(
         _told(scenario, result.run, progress, replay=_again(scenario, first.seed, failure)),

@@ -5,11 +5,11 @@ no font. What came from a trace or a failure file is data in it, never markup or
 content security policy lets only the page's own script run.
 
 Read in this order: `events.py` (rows to lifelines, messages and notes, and which request a message
-belongs to), `document.py` (the file), `diagram.js`. What this package does not do:
+belongs to), `causes.py` (who woke whom), `document.py` (the file), `diagram.js`. What this package does not do:
 play a run (`explore/`).
 """
 
-from .document import BYTES_MAX, About, page
+from .document import BYTES_MAX, About, Decision, page, pair
 from .events import Events, events_of
 
-__all__ = ["BYTES_MAX", "About", "Events", "events_of", "page"]
+__all__ = ["BYTES_MAX", "About", "Decision", "Events", "events_of", "page", "pair"]

@@ -7,7 +7,7 @@
   // Okabe and Ito's palette, told apart with any colour vision; a dash pattern doubles each colour.
   const COLORS = [0, 1, 2, 3, 4, 5, 6].map((n) => `var(--request-${n})`);
   const DASHES = ["", "6 3", "2 2", "9 3 2 3"];
-  const HEAD = 46, FOOT = 10, MARGIN = 20, LEFT = 74, DRAWN_MAX = 1500, LISTED_MAX = 300, KINDS_MAX = 120, LABELS_MAX = 600;
+  const HEAD = 46, FOOT = 10, MARGIN = 20, LEFT = 74, DRAWN_MAX = 1500, LISTED_MAX = 300, KINDS_MAX = 120, LABELS_MAX = 600, LED_MAX = 60;
   const color = (r) => (r < 0 ? "var(--mark)" : COLORS[r % COLORS.length]);
   const dash = (r) => (r < 0 ? "" : DASHES[Math.floor(r / COLORS.length) % DASHES.length]);
   const seconds = (t) => `${t.toFixed(6)} s`;
@@ -27,10 +27,10 @@
   };
 
   // --- the run ---------------------------------------------------------------------------------
-  const messages = D.messages.map(([sent, land, source, target, kind, text, request, fate, label]) => ({
-    sent, land, source, target, kind: D.kinds[kind], text, request, fate, label, time: sent, isMessage: true }));
-  const notes = D.notes.map(([time, host, kind, text, request, count, last]) => ({
-    time, host, kind: D.kinds[kind], text, request, count, last }));
+  const messages = D.messages.map(([sent, land, source, target, kind, text, request, fate, label, step]) => ({
+    step, sent, land, source, target, kind: D.kinds[kind], text, request, fate, label, time: sent, isMessage: true }));
+  const notes = D.notes.map(([time, host, kind, text, request, count, last, step]) => ({
+    step, time, host, kind: D.kinds[kind], text, request, count, last }));
   const isFault = (n) => n.kind === "fault" || n.kind === "kill" || n.kind === "power_off";
   const events = [...messages, ...notes].sort((a, b) => a.time - b.time);
   const matches = (e) => state.request < 0 || e.request === state.request;
@@ -38,6 +38,13 @@
   const isOn = (e, host) => (e.isMessage ? e.source === host || e.target === host : e.host === host);
   const found = (e) => !state.hidden.has(e.kind) && (state.host < 0 || isOn(e, state.host)) &&
     (!state.find || [e.kind, e.text, e.label ?? "", ...names(e)].some((t) => t.toLowerCase().includes(state.find)));
+  const steps = D.lineage.map(([time, host, task, cause, how]) => ({ time, host, task, cause, how }));
+  const decisions = D.decisions.map(([time, host, label, value, n, struck]) => ({ time, host: D.hosts.indexOf(host.replace(/\.\d+$/, "")), name: host, label, value, n, struck }));
+  const lineage = (e) => { // the steps that led to an event, the latest first
+    const path = [];
+    for (let step = e ? e.step : -1; step >= 0 && path.length < LED_MAX; step = steps[step].cause) path.push(steps[step]);
+    return path;
+  };
   const counts = new Map();
   for (const e of events) counts.set(e.kind, (counts.get(e.kind) ?? 0) + 1);
   const outcomes = new Map();
@@ -49,7 +56,7 @@
 
   // --- time to height: idle time may be shortened, so that what matters is not lost in it ---------
   const instants = [...new Set(events.flatMap((e) => (e.land === null || e.land === undefined ? [e.time] : [e.time, e.land]))
-    .concat(D.bands.flatMap((b) => [b[1], b[2]]), [0, D.end, D.at || D.end]))].sort((a, b) => a - b);
+    .concat(D.bands.flatMap((b) => [b[1], b[2]]), decisions.map((d) => d.time), [0, D.end, D.at || D.end]))].sort((a, b) => a - b);
   let heights = [], skips = [];
   const layOut = () => {
     const deltas = instants.slice(1).map((t, i) => t - instants[i]).filter((d) => d > 0).sort((a, b) => a - b);
@@ -79,7 +86,7 @@
   // --- drawing ---------------------------------------------------------------------------------
   const svg = byId("diagram"), map = byId("map");
   const size = () => ({ width: Math.max(svg.clientWidth, 300), height: Math.max(svg.clientHeight, 240) });
-  const column = (host, width) => LEFT + (host + 0.5) * ((width - LEFT - 10) / Math.max(D.hosts.length, 1));
+  const column = (host, width) => LEFT + (host + 0.35) * ((width - LEFT - 10) / Math.max(D.hosts.length, 1));
   const hatch = (defs, id, angle, gap, stroke) => {
     const pattern = make(defs, "pattern", { id, width: gap, height: gap, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${angle})` });
     make(pattern, "rect", { width: gap, height: gap, fill: stroke, opacity: 0.14 });
@@ -126,6 +133,7 @@
     lifelines(group, y, width, height);
     // Below what is drawn of the events: the one that breaks the rule is at its time.
     violation(group, y, width);
+    led(group, y, width);
     const drawn = items(group, y, width, height);
     cursor(group, y, width);
     heads(width, drawn);
@@ -209,6 +217,16 @@
     make(group, "path", { class: "violation", d: `M${LEFT} ${y(D.at)}H${width}` });
     make(group, "text", { class: "halo fault-text", x: width - 8, y: y(D.at) + 14, "text-anchor": "end" }, `${D.invariant} found broken`);
   };
+  // The steps behind the chosen event, as one line from host to host, and the decisions that were not dull.
+  const led = (group, y, width) => {
+    const path = lineage(events[state.at]).filter((s) => s.host >= 0);
+    if (path.length > 1) make(group, "path", { class: "led", d: `M${path.map((s) => `${column(s.host, width)} ${y(s.time)}`).join("L")}` });
+    for (const d of decisions) {
+      const x = d.host < 0 ? LEFT - 4 : column(d.host, width) - 11, at = y(d.time);
+      const sign = make(group, "path", { class: "decision", d: `M${x} ${at - 5}l5 9h-10z` });
+      make(sign, "title", {}, `${d.label} = ${d.value} of ${d.n}${d.struck ? `\n${d.struck}` : ""}`);
+    }
+  };
   const cursor = (group, y, width) => {
     const e = events[state.at];
     if (!e) return;
@@ -276,6 +294,32 @@
       html(row, "td", last[host] ? `${last[host].kind}, ${(t - last[host].time).toPrecision(2)} s ago` : "–");
     });
   };
+  const showLineage = () => {
+    const path = lineage(events[state.at]), body = byId("why");
+    byId("causes").hidden = path.length === 0;
+    body.replaceChildren();
+    path.forEach((s) => {
+      const button = html(html(body, "li"), "button", `${D.hosts[s.host] ?? "–"}: ${s.task} `);
+      button.type = "button";
+      html(button, "span", `${seconds(s.time)}${s.how ? `, ${s.how}` : ""}`, "of");
+      button.addEventListener("click", () => go(at(s.time)));
+    });
+  };
+  const numbers = D.values.map(([host, name, series]) => {
+    const row = html(byId("values"), "tr"), all = series.map((v) => v[1]);
+    const low = Math.min(...all), span = Math.max(...all) - low || 1, end = D.end || 1;
+    html(row, "td", D.hosts[host]); html(row, "td", name);
+    const now = html(row, "td"), svg = make(html(row, "td"), "svg", { viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": `from ${low} to ${low + span}` });
+    const x = (t) => heightOf(t) * 100, y = (v) => 18 - (16 * (v - low)) / span;
+    const line = make(svg, "path", { class: "spark" }), mark = make(svg, "path", { class: "cursor", "vector-effect": "non-scaling-stroke" });
+    return (t) => {
+      const before = series.filter((v) => v[0] <= t);
+      now.textContent = before.length ? String(before[before.length - 1][1]) : "–";
+      line.setAttribute("d", `M${x(series[0][0])} ${y(series[0][1])}${series.slice(1).map(([s, v]) => `H${x(s)}V${y(v)}`).join("")}H${x(end)}`);
+      mark.setAttribute("d", `M${x(t)} 0V20`);
+    };
+  });
+  byId("numbers").hidden = numbers.length === 0;
   const describe = (e) => {
     if (!e) return "Nothing was recorded.";
     const who = e.isMessage ? `${e.kind} from ${D.hosts[e.source]} to ${D.hosts[e.target]}, ${e.land === null ? "never landed" : `landed ${seconds(e.land)}`}` : `${e.kind}${e.count > 1 ? ` ×${e.count} until ${seconds(e.last)}` : ""} on ${D.hosts[e.host]}`;
@@ -314,8 +358,10 @@
     byId("moment").textContent = `At ${text}`;
     byId("event").textContent = describe(e);
     if (e) { const h = heightOf(e.time), span = state.high - state.low; if (h < state.low || h > state.high) look(h - span / 2, h + span / 2); }
-    showStates(); later();
+    for (const show of numbers) show(e ? e.time : 0);
+    showStates(); showLineage(); later();
   };
+  const at = (t) => { let i = events.length - 1; while (i > 0 && events[i].time > t) i--; return i; };
   const step = (count) => { // over events of the chosen request only
     let index = state.at;
     for (let left = Math.abs(count); left > 0; left--) {
@@ -377,6 +423,17 @@
     html(button, "span", name); html(button, "span", outcomes.get(r) ?? "no end", "outcome");
     button.addEventListener("click", () => choose(state.request === r ? -1 : r));
   });
+  byId("choices").hidden = decisions.length === 0;
+  for (const d of decisions) {
+    const button = html(html(byId("decisions"), "li"), "button", `${d.label} = ${d.value} of ${d.n} `);
+    button.type = "button";
+    html(button, "span", `on ${d.name}, ${seconds(d.time)}${d.struck ? `, ${d.struck}` : ""}`, "of");
+    button.addEventListener("click", () => {
+      const sent = events.findIndex((e) => e.isMessage && d.struck.startsWith(`${D.hosts[e.source]} → ${D.hosts[e.target]}`) && Math.abs(e.time - d.time) < 1e-7);
+      go(sent >= 0 ? sent : at(d.time));
+      for (const each of byId("decisions").querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === button));
+    });
+  }
   D.hosts.forEach((name, host) => { html(byId("host"), "option", name).value = host; });
   byId("host").addEventListener("change", (e) => { state.host = e.target.value === "" ? -1 : Number(e.target.value); later(); });
   const byCount = [...counts].sort((a, b) => b[1] - a[1]), boxes = [];
@@ -404,7 +461,7 @@
   });
   byId("in").addEventListener("click", () => zoom(0.6)); byId("out").addEventListener("click", () => zoom(1 / 0.6));
   byId("all").addEventListener("click", () => look(0, 1));
-  byId("end").addEventListener("click", () => { let i = events.length - 1; while (i > 0 && D.at && events[i].time > D.at) i--; go(i); });
+  byId("end").addEventListener("click", () => go(at(D.at || D.end)));
   byId("time").addEventListener("input", (e) => go(Number(e.target.value)));
   byId("time").addEventListener("keydown", onKey); svg.addEventListener("keydown", onKey);
   byId("tools").addEventListener("submit", (e) => e.preventDefault());
@@ -431,7 +488,8 @@
   fit();
   showKinds();
   // Begin where something is to be seen: at the fault if there is one, with room for about 150 events.
-  const first = notes.findIndex((n) => n.kind === "fault"), start = first < 0 ? events.findIndex((e) => e.request >= 0) : events.indexOf(notes[first]);
+  const first = notes.findIndex((n) => n.kind === "fault");
+  const start = D.start !== null ? at(D.start) : first < 0 ? events.findIndex((e) => e.request >= 0) : events.indexOf(notes[first]);
   const span = Math.min(1, Math.max(160 / Math.max(events.length, 1), 0.002));
   const h = heightOf(events[Math.max(start, 0)]?.time ?? 0);
   look(h - span * 0.25, h + span * 0.75);

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from ..core.trace import Row
+from .causes import Lineage, Step, as_data
 from .events import ITEMS_MAX, Events, events_of
 
 BYTES_MAX = 2_000_000
@@ -20,6 +21,20 @@ HOSTS_MAX = 200
 REQUESTS_MAX = 2000
 FOLDER = Path(__file__).parent
 TEXT_MAX = 20_000
+DECISIONS_MAX = 60
+"""Of a run with more none is shown: it is to be shrunk first."""
+
+
+@attrs.frozen
+class Decision:
+    """One that was not the default answer: when, on which host, about which link, `value` out of `n`."""
+
+    time_s: float
+    host: str
+    about: str
+    label: str
+    n: int
+    value: int
 
 
 @attrs.frozen(kw_only=True)
@@ -33,10 +48,15 @@ class About:
     at_s: float = 0.0
     end_s: float = 0.0
     facts: tuple[tuple[str, str], ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    start_s: float | None = None
+    """Where the page begins; if None, at the first fault."""
 
 
-def page(rows: Sequence[Row], about: About, *, bytes_max: int = BYTES_MAX) -> str:
-    """The page for a trace, at most `bytes_max` bytes as UTF-8.
+def page(
+    rows: Sequence[Row], about: About, *, steps: Sequence[Step] = (), bytes_max: int = BYTES_MAX
+) -> str:
+    """The page for a trace, and for its `steps` if they are known, at most `bytes_max` bytes as UTF-8.
 
     If not all fits, the latest events are shown and the page says what is missing. Raises
     `ValueError` if not even an empty picture fits.
@@ -54,7 +74,11 @@ def page(rows: Sequence[Row], about: About, *, bytes_max: int = BYTES_MAX) -> st
             "TITLE": html.escape(about.title.encode("utf-8", "replace").decode()[:200]),
             "STYLE": style,
             "DATA": _embedded(
-                _data(events_of(rows, end_s=about.end_s, items_max=items_max), about)
+                _data(
+                    events_of(rows, end_s=about.end_s, items_max=items_max),
+                    about,
+                    Lineage(steps, rows),
+                )
             ),
             "SCRIPT": script,
         }
@@ -82,7 +106,7 @@ def _embedded(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _data(events: Events, about: About) -> dict[str, Any]:
+def _data(events: Events, about: About, lineage: Lineage) -> dict[str, Any]:
     hosts = {name: index for index, name in enumerate(events.hosts[:HOSTS_MAX])}
     requests = {name: index for index, name in enumerate(events.requests[:REQUESTS_MAX])}
     kinds: dict[str, int] = {}
@@ -97,6 +121,7 @@ def _data(events: Events, about: About) -> dict[str, Any]:
         [
             time(m.sent_s), None if m.land_s is None else time(m.land_s), hosts[m.source],
             hosts[m.target], kind(m.kind), m.text, requests.get(m.request, -1), m.fate, m.label,
+            lineage.of_sending(m.source, m.sent_s),
         ]
         for m in events.messages
         if m.source in hosts and m.target in hosts
@@ -104,7 +129,7 @@ def _data(events: Events, about: About) -> dict[str, Any]:
     notes = [
         [
             time(n.time_s), hosts[n.host], kind(n.kind), n.text, requests.get(n.request, -1),
-            n.count, time(n.last_s),
+            n.count, time(n.last_s), lineage.of_row(n.row),
         ]
         for n in events.notes
         if n.host in hosts
@@ -139,4 +164,46 @@ def _data(events: Events, about: About) -> dict[str, Any]:
         ],
         "messages": messages,
         "notes": notes,
+        "lineage": as_data(lineage.drawn, hosts),
+        "start": about.start_s,
+        "decisions": [
+            [time(d.time_s), d.host[:100], d.label[:200], d.value, d.n, _struck(d, events)]
+            for d in (about.decisions if len(about.decisions) <= DECISIONS_MAX else ())
+        ],
+        "values": [
+            [hosts[host], name[:100], [[time(time_s), value] for time_s, value in series]]
+            for (host, name), series in events.values.items()
+            if host in hosts
+        ],
     }
+
+
+def _struck(decision: Decision, events: Events) -> str:
+    """The link, and the messages sent over it then, that a decision was about; or nothing."""
+    sent = [
+        m.label or m.text
+        for m in events.messages
+        if f"{m.source} → {m.target}" == decision.about and abs(m.sent_s - decision.time_s) < 1e-8
+    ]
+    return ": ".join(each for each in (decision.about, ", ".join(dict.fromkeys(sent))) if each)[
+        :300
+    ]
+
+
+def pair(titles: tuple[str, str], pages: tuple[str, str], said: str) -> str:
+    """Two pages side by side in one file, under a title and what is said of them."""
+    style = _asset("pair.css")
+    policy = f"default-src 'none'; script-src '{_hash(_asset('diagram.js'))}'"
+    policy += f"; style-src '{_hash(style)}' '{_hash(_asset('diagram.css'))}'; img-src data:"
+    frames = "".join(
+        f'<iframe title="{html.escape(title, quote=True)}" srcdoc="{html.escape(text, quote=True)}"></iframe>'
+        for title, text in zip(titles, pages, strict=True)
+    )
+    parts = {
+        "POLICY": html.escape(policy, quote=True),
+        "TITLE": " / ".join(html.escape(title[:100]) for title in titles),
+        "STYLE": style,
+        "SAID": html.escape(said[:TEXT_MAX]),
+        "FRAMES": frames,
+    }
+    return "".join(parts[p] if i % 2 else p for i, p in enumerate(_asset("pair.html").split("@@")))

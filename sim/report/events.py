@@ -7,6 +7,7 @@ failure is; `omitted` says what is missing. Faults, lifelines and the end are al
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from typing import Any
 import attrs
 
 from ..core.host import DRIVER
+from ..core.machines import FAULTS
 from ..core.trace import Row
 
 
@@ -91,6 +93,10 @@ LATENCY_GUESS_S = 0.0005
 """What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
 ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
+VALUES_MAX = 1000
+SERIES_MAX = 60
+VALUELESS = frozenset({"boot", "fault", "disk", "resume", *ENDS, *FAULTS})
+"""Kinds of rows whose numbers are no state that changes."""
 OPERATIONS = ("operation", "operation.end")
 UNDRAWN = ("block", "drawn")
 """Kinds of rows that are there for the digest alone."""
@@ -135,6 +141,8 @@ class Note:
     request: str
     count: int = 1
     last_s: float = 0.0
+    row: int = -1
+    """Which row of the trace it is."""
 
 
 @attrs.define
@@ -158,6 +166,8 @@ class Events:
     bands: list[Band] = attrs.field(factory=list)
     messages: list[DrawnMessage] = attrs.field(factory=list)
     notes: list[Note] = attrs.field(factory=list)
+    values: dict[tuple[str, str], list[tuple[float, float]]] = attrs.field(factory=dict)
+    """What the numbers in notes were, over time: by host, and kind and name of the field."""
     end_s: float = 0.0
     step_count: int = 0
     sends_are_guessed: bool = False
@@ -190,8 +200,8 @@ class Events:
 def events_of(rows: Sequence[Row], *, end_s: float = 0.0, items_max: int = ITEMS_MAX) -> Events:
     """Read a whole trace. `end_s` is when the run ended, if later than its last row."""
     reader = _Reader(rows)
-    for row in rows:
-        reader.take(row)
+    for number, row in enumerate(rows):
+        reader.take(row, number)
     return reader.finish(max([end_s, *(row.time_s for row in rows[-1:])]), items_max)
 
 
@@ -209,7 +219,7 @@ class _Reader:
         self._hosts: dict[str, None] = {}
         self._called: dict[int, tuple[float, str, str]] = {}
 
-    def take(self, row: Row) -> None:
+    def take(self, row: Row, number: int) -> None:
         if row.kind in UNDRAWN:
             return
         if row.kind == "step":
@@ -241,7 +251,7 @@ class _Reader:
             return
         self._life(row, fields)
         if row.kind != "heal":
-            self._note(row, fields)
+            self._note(row, number, fields)
 
     def finish(self, end_s: float, items_max: int) -> Events:
         events = self.events
@@ -256,6 +266,9 @@ class _Reader:
             events.bands.append(Band(host, since_s, end_s, "operation", f"{text} → no return"))
         events.hosts = sorted(self._hosts, key=_rank)
         events.messages.sort(key=lambda message: message.sent_s)
+        # One that stays the same says nothing over time.
+        changing = [each for each in events.values.items() if len({v for _, v in each[1]}) > 1]
+        events.values = dict(sorted(changing)[:SERIES_MAX])
         events.latest(items_max)
         return events
 
@@ -386,7 +399,7 @@ class _Reader:
 
     # --- notes -----------------------------------------------------------------------------
 
-    def _note(self, row: Row, fields: dict[str, Any]) -> None:
+    def _note(self, row: Row, number: int, fields: dict[str, Any]) -> None:
         host = str(fields["host"]) if "host" in fields else host_name(row.host)
         self._hosts[host] = None
         request = request_of(row)
@@ -397,8 +410,13 @@ class _Reader:
                 run.count, run.last_s = run.count + 1, row.time_s
                 return
         text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
-        note = Note(row.time_s, host, row.kind, text, request, 1, row.time_s)
+        note = Note(row.time_s, host, row.kind, text, request, 1, row.time_s, number)
         self.events.notes.append(note)
+        for name, value in fields.items() if row.kind not in VALUELESS else ():
+            if type(value) in (int, float) and math.isfinite(value):
+                series = self.events.values.setdefault((host, f"{row.kind} {name}"), [])
+                if len(series) < VALUES_MAX:
+                    series.append((row.time_s, value))
         if row.kind in TOKENS:
             self._token_runs[host, row.kind, request] = note
         elif request:

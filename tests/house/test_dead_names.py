@@ -22,7 +22,7 @@ KNOWN = {
         "engine_facts prompt_tokens_per_s failures_per_s etcd_text",
     "Python calls it, or reads it": "__signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
-        "deadline_to_sleep_time start_clock after_task_step optlen",
+        "deadline_to_sleep_time start_clock task_scheduled before_task_step after_task_step optlen",
     "trio, asyncio and libraries call it, or pass it: a simulated socket": """
         _nonblocking_helper _did_shutdown_SHUT_WR gettimeout getblocking set_inheritable inheritable
         get_inheritable connect_ex recvmsg ancbufsize""",

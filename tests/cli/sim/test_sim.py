@@ -134,8 +134,10 @@ def test_the_moment_a_failure_became_inevitable_is_shown(sim: Say, failure: Path
 def test_two_runs_are_compared_row_by_row(sim: Say, failure: Path) -> None:
     same = sim("diff", "s10_stale_ack@3", "s10_stale_ack@3")
     assert (same.exit_code, "the same" in same.stdout) == (0, True)
-    other = sim("diff", failure, "s10_stale_ack@3")
+    picture = failure.with_name("both.html")
+    other = sim("diff", failure, "s10_stale_ack@3", "--html", picture)
     assert (other.exit_code, "first difference" in other.stdout) == (1, True)
+    assert picture.read_text("utf-8").count("<iframe ") == 2
 
 
 @pytest.mark.slow

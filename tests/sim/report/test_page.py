@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import trio
 
-from trinamo.sim import Linearizability, Network, SeedChoices, World
+from trinamo.sim import (
+    Choices,
+    Linearizability,
+    Network,
+    ReplayChoices,
+    SeedChoices,
+    World,
+    page_of,
+)
 from trinamo.sim.core.trace import Row
-from trinamo.sim.report import BYTES_MAX, About, events_of, page
+from trinamo.sim.explore import played
+from trinamo.sim.report import BYTES_MAX, About, Decision, events_of, page, pair
 from trinamo.sim.report.events import request_of
 
 
@@ -43,7 +53,7 @@ CONNECTED = [
 ]
 
 
-def data_of(text: str) -> dict[str, object]:
+def data_of(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))
@@ -264,3 +274,100 @@ def test_a_run_with_connections_needs_to_guess_no_time() -> None:
     assert (connect.sent_s, connect.land_s) == (0.1, 0.35)
     assert [(each.host, each.text) for each in events.bands] == [("client", "read() → None")]
     assert network.world is world
+
+
+def _asked(choices: Choices) -> None:
+    """A client asks twice, and the server counts."""
+    world = World(choices)
+    network = Network(world)
+    network.describe = lambda data: data.decode()
+
+    async def serve() -> None:
+        async def answer(stream: trio.SocketStream) -> None:
+            async for data in stream:
+                asked.append(data)
+                world.note("asked", count=len(asked), by="</script>")
+                await stream.send_all(b"fine")
+
+        await trio.serve_tcp(answer, 7000)
+
+    async def ask() -> None:
+        stream = await trio.open_tcp_stream("server", 7000)
+        for _ in range(2):
+            await trio.sleep(0.1)
+            await stream.send_all(b"well?")
+            await stream.receive_some()
+        world.note("done")
+
+    async def main() -> None:
+        world.boot("server", serve)
+        await world.boot("client", ask).ended.wait()
+
+    asked: list[bytes | bytearray] = []
+    world.run(main)
+
+
+def test_a_page_says_what_led_to_each_note_from_host_to_host() -> None:
+    drawn = played(_asked, SeedChoices(1), to_draw=True)
+    data = data_of(page_of("asked", drawn))
+    kinds = data["kinds"]
+    steps = data["lineage"]
+    hosts = data["hosts"]
+    done = next(note for note in data["notes"] if kinds[note[2]] == "done")
+    path: list[tuple[str, object]] = []
+    step = done[-1]
+    while step >= 0:
+        path.append((hosts[steps[step][1]], steps[step][4]))
+        step = steps[step][3]
+    assert path[:4] == [
+        ("client", "fine from server"),
+        ("server", "well? from client"),
+        ("client", "its time had come"),
+        ("client", "fine from server"),
+    ]
+
+
+def test_looking_for_causes_changes_nothing_in_a_run() -> None:
+    runs = [played(_asked, SeedChoices(5), to_draw=to_draw) for to_draw in (False, True)]
+    assert runs[0].run == runs[1].run
+    assert runs[0].steps is None
+
+
+def test_numbers_in_notes_are_values_over_time() -> None:
+    data = data_of(page_of("asked", played(_asked, SeedChoices(1))))
+    assert [(name, [value for _, value in series]) for _, name, series in data["values"]] == [
+        ("asked count", [1, 2])
+    ]
+
+
+def test_the_few_decisions_of_a_shrunk_run_are_shown_with_link_and_message() -> None:
+    whole = played(_asked, SeedChoices(1))
+    asking = next(
+        number
+        for number, (_, host, about) in whole.places.items()
+        if about == "client → server" and host == "client.1" and whole.places[number][0] > 0.1
+    )
+    values = [0] * len(whole.record)
+    values[asking] = 7
+    data = data_of(page_of("asked", played(_asked, ReplayChoices(values, 1))))
+    ((_, host, label, value, n, struck),) = data["decisions"]
+    assert (host, label, value, n, struck) == (
+        "client.1",
+        "jitter",
+        7,
+        16,
+        "client → server: well?",
+    )
+
+
+def test_many_decisions_are_left_for_shrinking() -> None:
+    decisions = tuple(Decision(0.0, "a", "", "jitter", 16, 1) for _ in range(1000))
+    assert data_of(page([boot("a")], About(title="t", decisions=decisions)))["decisions"] == []
+
+
+def test_two_pages_stand_side_by_side_and_stay_sealed() -> None:
+    one = page([boot("a")], About(title="<b>"))
+    text = pair(("<b>", "x"), (one, one), "</pre><script>alert(1)</script>")
+    assert "<script" not in text
+    assert text.count("<iframe ") == 2
+    assert text.count("&lt;!doctype html&gt;") == 2

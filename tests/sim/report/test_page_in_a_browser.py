@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
-from trinamo.sim import SeedChoices
+from trinamo.sim import Choices, LabelledChoices, Network, SeedChoices, Violation, World, page_of
 from trinamo.sim.catalogue import FOLDER
 from trinamo.sim.core.trace import Row
-from trinamo.sim.report import About, page
+from trinamo.sim.explore import Played, played
+from trinamo.sim.report import About, page, pair
 from trinamo.sim.scenario.file import load_scenario
 from trinamo.sim.scenario.run import run_scenario
 
@@ -325,3 +327,106 @@ def test_one_host_is_shown_alone_and_one_request_too(crowded: Browser) -> None:
 def test_an_arrow_says_what_travels(crowded: Browser) -> None:
     texts = crowded.evaluate(TEXTS)
     assert any(text.startswith("append ") for text in texts)
+
+
+@pytest.fixture(scope="module")
+def small_run() -> Played:
+    """Two hosts, a label that is hostile, one decision, a number that grows."""
+
+    def play(choices: Choices) -> None:
+        world = World(choices)
+        network = Network(world)
+        network.describe = lambda _: HOSTILE
+
+        async def serve() -> None:
+            async def answer(stream: trio.SocketStream) -> None:
+                count = 0
+                async for data in stream:
+                    count += 1
+                    world.note("asked", count=count)
+                    await stream.send_all(data)
+
+            await trio.serve_tcp(answer, 7000)
+
+        async def ask() -> None:
+            stream = await trio.open_tcp_stream("server", 7000)
+            choices.below(3, HOSTILE)
+            for _ in range(3):
+                await stream.send_all(b"?")
+                await stream.receive_some()
+
+        async def main() -> None:
+            world.boot("server", serve)
+            await world.boot("client", ask).ended.wait()
+            raise Violation(HOSTILE, HOSTILE)
+
+        world.run(main)
+
+    return played(play, LabelledChoices({HOSTILE: [2]}), to_draw=True)
+
+
+@pytest.fixture
+def small(chromium: Browser, small_run: Played, tmp_path: Path) -> Browser:
+    chromium._session = None
+    chromium.errors.clear()
+    path = tmp_path / "small.html"
+    path.write_text(page_of(HOSTILE, small_run), "utf-8")
+    chromium.open(path)
+    chromium.evaluate("document.getElementById('end').click()")
+    chromium.evaluate(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    return chromium
+
+
+def texts(shown: Browser, selector: str) -> list[str]:
+    found: list[str] = shown.evaluate(
+        f"[...document.querySelectorAll('{selector}')].map(e => e.textContent)"
+    )
+    return found
+
+
+def test_a_decision_is_listed_and_marked_and_a_click_goes_to_its_time(small: Browser) -> None:
+    (listed,) = texts(small, "#decisions button")
+    assert listed.startswith(f"{HOSTILE} = 2 of 3 on client.1, 0.00")
+    assert small.evaluate("document.querySelectorAll('#diagram .decision').length") == 1
+    end = position(small)
+    small.evaluate("document.querySelector('#decisions button').click()")
+    assert position(small) < end
+    assert small.evaluate("typeof window.stolen") == "undefined"
+    assert small.errors == []
+
+
+def test_what_led_to_an_event_goes_from_host_to_host(small: Browser) -> None:
+    led = texts(small, "#why button")
+    hosts = [each.partition(":")[0] for each in led]
+    assert {"client", "server"} <= set(hosts)
+    assert small.evaluate("document.querySelectorAll('#diagram .led').length") == 1
+    end = position(small)
+    small.evaluate("[...document.querySelectorAll('#why button')].pop().click()")
+    assert position(small) < end
+
+
+def test_values_are_those_of_the_chosen_moment(small: Browser) -> None:
+    assert texts(small, "#values td")[:3] == ["server", "asked count", "3"]
+    small.evaluate("document.getElementById('time').focus()")
+    small.press("Home", code=36)
+    assert texts(small, "#values td")[2] == "–"
+
+
+def test_two_runs_stand_side_by_side(chromium: Browser, small_run: Played, tmp_path: Path) -> None:
+    chromium._session = None
+    chromium.errors.clear()
+    path = tmp_path / "pair.html"
+    pages = (page_of("left", small_run), page_of("right", small_run, start_s=0.001))
+    path.write_text(pair((HOSTILE, "right"), pages, HOSTILE), "utf-8")
+    chromium.open(path)
+    inner = "[...document.querySelectorAll('iframe')].map(f => f.contentDocument.querySelector('h1').textContent)"
+    assert chromium.evaluate(inner) == ["left", "right"]
+    boxes = chromium.evaluate(
+        "[...document.querySelectorAll('iframe')].map(f => f.getBoundingClientRect().top)"
+    )
+    assert boxes[0] == boxes[1]
+    assert texts(chromium, "pre") == [HOSTILE]
+    assert chromium.evaluate("typeof window.stolen") == "undefined"
+    assert chromium.errors == []

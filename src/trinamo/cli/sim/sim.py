@@ -118,7 +118,7 @@ def _played(play: Scenario, choices: Any) -> tuple[Played, float]:
 
     started_s = time.process_time()
     with quietly():
-        result = played(play, choices)
+        result = played(play, choices, to_draw=True)
     return result, time.process_time() - started_s
 
 
@@ -353,25 +353,39 @@ def pin_command(
 
 @command(
     "diff",
-    "trinamo sim diff failure.json failure.small.json  ·  trinamo sim diff kill@1 kill@2",
+    "trinamo sim diff failure.json failure.small.json  ·  trinamo sim diff kill@1 kill@2 --html both.html",
 )
 def diff_command(
     left: Annotated[str, typer.Argument(metavar="A", help="A failure file, or SCENARIO@SEED.")],
     right: Annotated[str, typer.Argument(metavar="B", help="As A.")],
+    *,
+    html: Html = None,
 ) -> None:
-    """Show the first row in which two runs differ; exit 1 if they do."""
+    """Show the first row in which two runs differ; exit 1 if they do. The picture has both side by side."""
     from trinamo.sim import diff
 
-    runs = [_either(left), _either(right)]
+    runs = (_either(left), _either(right))
     difference = diff(runs[0].trace, runs[1].trace)
     if difference is None:
         say(f"The runs are the same: {runs[0].run.rows} rows, digest {runs[0].run.digest}.")
         return
-    for row in difference.before:
-        say(f"  {row_text(row)}")
+    lines = [f"  {row_text(row)}" for row in difference.before]
     for sign, either in (("<", difference.left), (">", difference.right)):
-        say(f"{sign} {'the run has ended' if either is None else row_text(either)}")
-    say(f"The first difference is row {difference.number}.")
+        lines.append(f"{sign} {'the run has ended' if either is None else row_text(either)}")
+    lines.append(f"The first difference is row {difference.number}.")
+    for line in lines:
+        say(line)
+    if html is not None:
+        from trinamo.sim.explore import page_of
+        from trinamo.sim.report import pair
+
+        start_s = max(row.time_s for row in (difference.left, difference.right) if row is not None)
+        pages = [
+            page_of(name, run, start_s=start_s)
+            for name, run in zip((left, right), runs, strict=True)
+        ]
+        write_file(html, pair((left, right), (pages[0], pages[1]), "\n".join(lines)))
+        say(f"The picture is in {html}.")
     raise typer.Exit(EXIT_BROKEN)
 
 
