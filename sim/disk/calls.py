@@ -45,7 +45,9 @@ CHANGING: Final = frozenset(
     )
 )
 """The audit events of calls that change real files, or where the real process stands."""
-FILE_EVENTS: Final = CHANGING | {"open", "sqlite3.connect", "mmap.__new__"}
+BY_NUMBER: Final = {"mmap.__new__": "mmap", "fcntl.flock": "flock", "fcntl.lockf": "lockf"}
+"""The audit events of calls in C that take a descriptor, each with what people call it."""
+FILE_EVENTS: Final = CHANGING | BY_NUMBER.keys() | {"open", "sqlite3.connect"}
 """The audit events that `Calls.outside` has a word for."""
 ADVICE: Final = (
     f"; a host writes to its own disk: give it a path below {ROOT}, a relative one, or a folder that"
@@ -192,8 +194,8 @@ class Calls:
             return f"a file of its disk was opened without Python's `open`: {path}{BEHIND}"
         if event == "sqlite3.connect" and path not in ("", ":memory:"):
             return f"sqlite3.connect({path!r}){BEHIND}"
-        if event == "mmap.__new__" and isinstance(first, int) and first >= FIRST_FD:
-            return f"mmap of a file of its disk{BEHIND}"
+        if event in BY_NUMBER and isinstance(first, int) and first >= FIRST_FD:
+            return f"{BY_NUMBER[event]} of a file of its disk{BEHIND}"
         if event in CHANGING:
             return f"{event} of a real file: {args!r:.100}{ADVICE}"
         return None

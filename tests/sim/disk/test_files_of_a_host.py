@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,16 @@ def test_a_database_in_c_is_an_escape_and_one_in_memory_is_not() -> None:
     assert on_a_host(play)[1] == [(1,)]
     with pytest.raises(Escape, match=r"sqlite3.connect\('data.db'\), in C"):
         on_a_host(lambda: sqlite3.connect("data.db"))
+
+
+@pytest.mark.parametrize("name", ["flock", "lockf"])
+def test_a_lock_of_a_file_is_an_escape_that_names_it(name: str) -> None:
+    def play() -> None:
+        with Path("data.lock").open("w") as file, suppress(OSError):
+            getattr(fcntl, name)(file, fcntl.LOCK_EX)
+
+    with pytest.raises(Escape, match=f"{name} of a file of its disk, in C"):
+        on_a_host(play)
 
 
 def test_real_files_can_be_read_and_modules_imported() -> None:
