@@ -25,7 +25,7 @@ from trinamo.runtime.protocol.versions import SPOKEN
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 UNVERSIONED: Final = "65a48f1"
 """The last release that told no version."""
 MODEL: Final = "of-another-build"
