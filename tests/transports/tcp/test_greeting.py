@@ -13,7 +13,8 @@ from tests.transports.tcp.ends import eventually, options
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConnectError, ImpostorError, RemoteProtocolError
 from trinamo.runtime.protocol.streams import membership
-from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, ProtocolVersion, Purpose
+from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
+from trinamo.runtime.protocol.versions import SPOKEN, Version
 from trinamo.transports.sockets.identity import Identity
 from trinamo.transports.sockets.wire import open_wire, send_all
 from trinamo.transports.tcp.greeting import dial_member, welcome
@@ -99,16 +100,14 @@ async def test_a_port_for_something_else_lets_nobody_in(secret: bytes) -> None:
 async def test_both_ends_say_that_their_versions_differ(
     secret: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hello = membership.encode_hello(
-        Purpose.REQUESTS, sealed=bool(secret), version=ProtocolVersion(9, 1)
-    )
+    hello = membership.encode_hello(Purpose.REQUESTS, sealed=bool(secret), version=Version(9, 1))
     monkeypatch.setattr("trinamo.transports.tcp.greeting.encode_hello", lambda *_, **__: hello)
     async with listening(options(secret=secret)) as (address, refused):
         # Both are of this process here, so it is the listener that is told.
         with suppress(ConnectError):
             await greeted_by(address, options(secret=secret))
         await eventually(lambda: refused)
-        assert "it speaks protocol 9.1, and this process 3.0" in refused[0]
+        assert f"it speaks protocol 9.1, and this process {SPOKEN[-1]}" in refused[0]
 
 
 @asynccontextmanager
