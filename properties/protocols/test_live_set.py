@@ -152,7 +152,7 @@ class LiveSetMachine(RuleBasedStateMachine):
     def restore(self, instance: Instance) -> None:
         record = self.table.get(instance.id)
         if record is not None:
-            record.answer()
+            self.table.answer(record)
         self.inhibited.pop(instance.id, None)
         self.probes.pop(instance.id, None)
         self.strikes[instance.id] = max(self.strikes.get(instance.id, 0) - 1, 0)

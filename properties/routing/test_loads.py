@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
+from tests.runtime.kv.indexing import held
 from tests.runtime.kv.naming import OWN
 from trinamo.runtime.caller.kv.loads import ActiveRequest, PredictedLoads
 from trinamo.runtime.caller.kv.recent import RecentBlocks
@@ -152,10 +153,10 @@ def test_what_was_sent_lately_is_thought_to_be_there(
         now += pause
         recent.send(instance_id, hint.keys, now)
         times.update(dict.fromkeys(((instance_id, key) for key in hint.keys), now))
-    found = recent.overlap(asked.keys, now)
+    found = held(recent.reach(asked.keys, now))
     for each in INSTANCES:
-        held = {key for (name, key), at in times.items() if name == each and at > now - 120}
-        leading = next((at for at, key in enumerate(asked.keys) if key not in held), None)
+        lately = {key for (name, key), at in times.items() if name == each and at > now - 120}
+        leading = next((at for at, key in enumerate(asked.keys) if key not in lately), None)
         assert found.get(each, 0) == (len(asked.keys) if leading is None else leading)
     recent.expire(now + 120)
     assert len(recent) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,8 +25,10 @@ from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import EventPlane
+from ..protocol.discovery.candidates import Measure
 from ..protocol.discovery.instances import EndpointName, Instance
 from ..protocol.discovery.presence import InFlight, InstanceFault, Presence, Sign
+from .choices import Choices
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 
@@ -73,11 +75,13 @@ class Instances:
         """What the instances say of themselves, once somebody wants it (`follow`)."""
         self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._records: dict[str, InstanceRecord] = {}
-        self._open: list[InstanceRecord] | None = None
-        """Those that neither drain nor are foreign; None until it is asked for again."""
-        self._open_instances: list[Instance] = []
-        self._faulty_until = -math.inf
-        """Until then some may be faulty; a choice is quicker once nobody is."""
+        self._joined_count = self._left_count = 0
+        self.choices = Choices(self.get)
+        """Whom a request may be sent to."""
+        self.predicted: Measure = self._predicted
+        """What `kv` says of the load of a candidate."""
+        if kv is not None:
+            kv.tell(self._loads_changed)
         self.change_count = 0
         """How often somebody has joined, left or begun to leave."""
         self.changed = trio.Event()
@@ -92,13 +96,19 @@ class Instances:
             if each.presence is not Presence.LEFT:
                 yield each
 
+    def __len__(self) -> int:
+        """How many have not left."""
+        return self._joined_count - self._left_count
+
     def __contains__(self, instance_id: str) -> bool:
         return self.get(instance_id) is not None
 
     def follow(self, events: EventPlane) -> None:
         """Have `reports`, which the caller runs, from now on."""
         if self.reports is None:
-            self.reports = InstanceReports(events, self._endpoint, self.get, self._drains)
+            self.reports = InstanceReports(
+                events, self._endpoint, self.get, self.report, self._drains
+            )
 
     def get(self, instance_id: str) -> InstanceRecord | None:
         """The record of an instance that has not left."""
@@ -140,7 +150,6 @@ class Instances:
         if record.is_leaving:
             instance = replace(instance, draining=True)
         known, record.instance = record.instance, instance
-        self._open = None
         is_back = record.presence is Presence.STALE
         if not is_back and known == instance:
             return
@@ -155,6 +164,7 @@ class Instances:
             record.connected_once.clear()
             record.moves += 1
             self._check_transports(record)
+        self.choices.settle(record)
         if instance.draining and not known.draining:
             self._announce()
 
@@ -168,7 +178,8 @@ class Instances:
 
     def _join(self, instance: Instance) -> None:
         graces = self._grace_s, self._stale_grace_s or 0.0
-        record = InstanceRecord(instance, *graces, self._errors_max)
+        self._joined_count += 1
+        record = InstanceRecord(instance, self._joined_count, *graces, self._errors_max)
         before = self._records.pop(instance.id, None)
         if before is not None:
             # It comes back while requests go on that it had when it left.
@@ -176,13 +187,13 @@ class Instances:
             before.is_over = True
             before.wake()
         self._records[instance.id] = record
-        self._open = None
         self.joined.append(record)
         if self._kv is not None:
             self._kv.join(instance)
         self._log.info("instance %s joined %s", instance)
         self._env.note("instance.join", instance=instance.id)
         self._check_transports(record)
+        self.choices.settle(record)
         self._announce()
 
     def _check_transports(self, record: InstanceRecord) -> None:
@@ -199,7 +210,7 @@ class Instances:
         record.is_leaving = True
         if not record.instance.draining:
             record.instance = replace(record.instance, draining=True)
-            self._open = None
+            self.choices.settle(record)
             record.wake()
             self._announce()
 
@@ -215,6 +226,7 @@ class Instances:
         record.is_connected = True
         record.connected_once.add(transport)
         if record.connect():
+            self.choices.settle(record)
             self._log.info("instance %s of %s is back", record.instance)
             self._env.note("router.trust", instance=record.instance.id)
 
@@ -224,7 +236,7 @@ class Instances:
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
         elif record.disconnect():
-            self._faulty_until = math.inf
+            self.choices.settle(record)
             is_lost = error is None or record.connected_once
             why = "connection lost" if is_lost else error
             self._log.warning("instance %s of %s: %s", record.instance, why)
@@ -234,7 +246,7 @@ class Instances:
         """A request to it ended with `error`: it may be passed over, while there is another."""
         before = record.faults.get(InstanceFault.FAILED, -math.inf)
         if record.fail(error, now, lasts_s):
-            self._faulty_until = max(self._faulty_until, record.faults[InstanceFault.FAILED])
+            self.choices.settle(record)
             self._env.note("router.inhibit", instance=record.instance.id)
             if before <= now:  # Once, however many streams it took along.
                 self._log.warning("instance %s of %s is inhibited", record.instance)
@@ -264,10 +276,10 @@ class Instances:
 
     def _tell(self, record: InstanceRecord, before: Presence, sign: Sign | None = None) -> None:
         """Say what has become of it, and wake its task, if that is news."""
+        self.choices.settle(record)
         instance = record.instance
         if record.presence is before:
             return
-        self._open, self._faulty_until = None, math.inf
         match before, record.presence:
             case _, Presence.LEFT:
                 self._leave(record, before, sign)
@@ -295,6 +307,7 @@ class Instances:
 
     def _leave(self, record: InstanceRecord, before: Presence, sign: Sign | None) -> None:
         instance = record.instance
+        self._left_count += 1
         if before is Presence.STALE:
             why = _WHY_LEFT.get(sign, "it does not answer") if sign else ""
             self._log.warning("instance %s of %s is given up: %s", instance, why)
@@ -326,21 +339,46 @@ class Instances:
 
     # --- requests ---
 
+    def _predicted(self, number: int) -> float:
+        return 0.0 if self._kv is None else self._kv.load(self.choices.records[number].instance.id)
+
+    def _loads_changed(self, instance_id: str | None) -> None:
+        record = None if instance_id is None else self._records.get(instance_id)
+        if instance_id is None:
+            self.choices.forget(self.predicted)
+        elif record is not None:
+            self.choices.renew(record)
+
     def begin(self, instance_id: str, request: InFlight) -> None:
         """Count `request` as under way until `end`; `UnavailableError` if the instance has left."""
         record = self.get(instance_id)
         if record is None:
             raise UnavailableError(f"instance {instance_id} has left")
         if record.begin(request):
-            self._faulty_until = math.inf
+            self.choices.settle(record)
+        self.choices.renew(record)
 
     def end(self, instance_id: str, request: InFlight) -> None:
         """It is under way no more."""
         # The instance may have left and come back meanwhile.
         record = self._records[instance_id]
-        record.end(request)
+        if record.end(request):
+            self.choices.settle(record)
+        self.choices.renew(record)
         if record.presence is Presence.LEFT:
             self._forget_if_over(record)
+
+    def answer(self, record: InstanceRecord) -> None:
+        """It answered a request."""
+        record.answer()
+        self.choices.settle(record)
+        if record.presence is not Presence.LISTED:
+            self.step(record, Sign.ACCEPTED)
+
+    def report(self, record: InstanceRecord, said: LoadReport) -> None:
+        """It says how busy it is."""
+        record.report, record.reported_at = said, trio.current_time()
+        self.choices.renew(record)
 
     @contextmanager
     def flight(self, instance_id: str, request: InFlight) -> Iterator[None]:
@@ -357,59 +395,13 @@ class Instances:
             record.wake()
             del self._records[record.instance.id]
 
-    def candidates(
-        self, now: float, exclude: Collection[str] = (), among: Container[str] | None = None
-    ) -> Sequence[Instance]:
-        """Whom to choose from, not among `exclude` and of `among` if given: nobody that drains.
-
-        First those that discovery names and that are not faulty. Stale ones count as much if it
-        names less than half of what is reached: when all leases have ended in one moment, the
-        first to register again must not get what all others were sent (Envoy's panic threshold has
-        the same reason and the same half). If nobody is left, all of them: their faults may have
-        passed, and refusing the request outright would certainly fail it.
-        """
-        if self._open is None:
-            self._open = [
-                each for each in self if not each.instance.draining and not each.is_foreign
-            ]
-            self._open_instances = [each.instance for each in self._open]
-        if self._faulty_until <= now:
-            if not exclude and among is None:
-                return self._open_instances
-            return [
-                each
-                for each in self._open_instances
-                if each.id not in exclude and (among is None or each.id in among)
-            ]
-        self._faulty_until = max(
-            (
-                math.inf if each.presence is Presence.STALE else each.faulty_until
-                for each in self._open
-            ),
-            default=-math.inf,
-        )
-        asked = [
-            each
-            for each in self._open
-            if each.instance.id not in exclude and (among is None or each.instance.id in among)
-        ]
-        healthy = [each for each in asked if each.faulty_until <= now]
-        listed = [each for each in healthy if each.presence is not Presence.STALE]
-        few = 2 * len(listed) < len(healthy)
-        return [each.instance for each in (healthy if few else listed or asked)]
-
-    def load(self, instance_id: str) -> int:
-        """The requests under way to an instance, as far as is known."""
-        record = self.get(instance_id)
-        return 0 if record is None else record.load
-
 
 class InstanceReports:
     """What instances say of themselves over the event plane: load, and state.
 
-    Follows those that `find` knows, and writes it into their records. Only under the policies that ask
-    for it (`TOLD_LOAD`); the worker's end is `worker/reports.py`.
-    `on_draining` is called with the record of one that has said that it drains.
+    Follows those that `find` knows. Only under the policies that ask for it (`TOLD_LOAD`); the worker's
+    end is `worker/reports.py`. `on_load` is called with each report, `on_draining` with the record of one that has said that it
+    drains.
     """
 
     def __init__(
@@ -417,9 +409,10 @@ class InstanceReports:
         events: EventPlane,
         endpoint: EndpointName,
         find: Callable[[str], InstanceRecord | None],
+        on_load: Callable[[InstanceRecord, LoadReport], None],
         on_draining: Callable[[InstanceRecord], None],
     ) -> None:
-        self._find, self._on_draining = find, on_draining
+        self._find, self._on_load, self._on_draining = find, on_load, on_draining
 
         def follows(instance_id: str) -> bool:
             return find(instance_id) is not None
@@ -450,7 +443,7 @@ class InstanceReports:
     def _take_load(self, instance_id: str, report: LoadReport) -> None:
         record = self._find(instance_id)
         if record is not None:
-            record.report, record.reported_at = report, trio.current_time()
+            self._on_load(record, report)
 
     def _take_state(self, instance_id: str, state: WorkerState) -> None:
         record = self._find(instance_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from typing import Final
 
 import trio
@@ -29,6 +30,8 @@ from .unary import UnaryAttempt
 _log = logging.getLogger("trinamo.router")
 _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
+_DIALLING_MAX: Final = 64
+"""So many connections are made at once: a request that needs one of its own must not wait for a thousand."""
 _STALE_PAUSE_S: Final = 1.0
 """Between two probes of a stale instance."""
 _STALE_TIMEOUT_S: Final = 1.0
@@ -66,6 +69,7 @@ class Monitor:
         self._instances = instances
         self._planes = planes
         self._env = env
+        self._dialling = trio.Semaphore(_DIALLING_MAX)
 
     async def watch(self, record: InstanceRecord) -> None:
         """Keep `record` as the world is, until it is over."""
@@ -110,14 +114,22 @@ class Monitor:
         instance = record.instance
         is_taken = best_route(self._planes, instance) == route
         backoff_s = _BACKOFF_MIN_S
+        dialling = ExitStack()
 
         def connected() -> None:
+            dialling.close()
             self._instances.connected(record, plane.transport)
 
         while True:
             why: TrinamoError | None = None
             try:
-                await plane.hold(address, connected, instance_id=instance.id)
+                if not self._dialling.value:
+                    await self._dialling.acquire()
+                else:
+                    self._dialling.acquire_nowait()
+                with dialling:
+                    dialling.callback(self._dialling.release)
+                    await plane.hold(address, connected, instance_id=instance.id)
                 backoff_s = _BACKOFF_MIN_S
             except TrinamoError as error:
                 why, backoff_s = error, min(backoff_s * 2, _BACKOFF_MAX_S)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import attrs
@@ -174,7 +174,7 @@ class MigratingAnswer(Sink[Delta]):
         policy: MigrationPolicy,
         *,
         instance_id: str | None = None,
-        servers: Callable[[], Container[str] | None] = lambda: None,
+        servers: Callable[[], Collection[str] | None] = lambda: None,
         tell: Callable[[str, int | None], None] | None = None,
         can_resume: bool = False,
         hint: Callable[[GenerateRequest], RoutingHint | None] | None = None,

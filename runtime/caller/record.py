@@ -11,6 +11,7 @@ import math
 import trio
 
 from ..events.load import REPORT_AGE_MAX_S, BusyLimits, LoadReport
+from ..protocol.discovery.candidates import Standing
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight, InstanceFault, Liveness, Presence
 
@@ -36,10 +37,21 @@ class InstanceRecord(Liveness):
     """All that is known of one instance."""
 
     def __init__(
-        self, instance: Instance, grace_s: float, stale_grace_s: float, errors_max: int
+        self,
+        instance: Instance,
+        number: int,
+        grace_s: float,
+        stale_grace_s: float,
+        errors_max: int,
     ) -> None:
         super().__init__(grace_s, stale_grace_s, errors_max)
         self.instance = instance
+        self.number = number
+        """Greater than that of whoever joined before."""
+        self.standing: Standing | None = None
+        """Among those that may be chosen, as `Choices` has it."""
+        self.faulty_end = -math.inf
+        """The end of a fault that `Choices` waits for."""
         self.is_foreign = False
         self.is_connected = False
         self.connected_once: set[str] = set()

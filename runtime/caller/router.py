@@ -10,7 +10,7 @@ not gone: it is kept while it answers, for `stale_grace_s` at most (decision 001
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final
@@ -23,6 +23,7 @@ from ..env import Env
 from ..errors import (
     OverloadedError,
     RemoteProtocolError,
+    RequestError,
     SilentError,
     TrinamoError,
     UnavailableError,
@@ -42,8 +43,9 @@ from ..planes import (
     Snapshot,
     WatchEvent,
 )
+from ..protocol.discovery.candidates import Group, Standing
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
-from ..protocol.discovery.presence import InFlight, Presence, Sign
+from ..protocol.discovery.presence import InFlight
 from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
 from ..protocol.kv.names import RoutingHint
 from ..retries import Retries
@@ -193,12 +195,17 @@ class Router:
         """Note what an instance says of its load, where no event tells it."""
         record = self._known.get(instance_id)
         if record is not None:
-            record.report, record.reported_at = report, trio.current_time()
+            self._known.report(record, report)
 
     @property
     def instances(self) -> list[Instance]:
         """All that have not left, also inhibited, draining and stale ones."""
         return [each.instance for each in self._known]
+
+    @property
+    def instance_count(self) -> int:
+        """How many these are."""
+        return len(self._known)
 
     def statuses(self) -> Iterator[tuple[Instance, InstanceStatus, int]]:
         """Each of them, how it is seen now, and our requests under way to it."""
@@ -206,30 +213,20 @@ class Router:
         for each in self._known:
             yield each.instance, each.status(now), len(each.requests)
 
-    def has_live(self, among: Container[str] | None = None) -> bool:
+    def has_live(self, among: Collection[str] | None = None) -> bool:
         """Whether any instance, of `among` if given, is there and not known to be faulty."""
-        return any(
-            status in (InstanceStatus.LIVE, InstanceStatus.STALE)
-            for instance, status, _ in self.statuses()
-            if among is None or instance.id in among
-        )
+        return self._known.choices.has(trio.current_time(), Standing.STALE, among)
 
-    def is_there(self, among: Container[str] | None = None) -> bool:
+    def is_there(self, among: Collection[str] | None = None) -> bool:
         """Whether any instance, of `among` if given, can be reached, faulty or not, and stays."""
-        # A plain loop, because this is once for every request.
-        for each in self._known:
-            if each.is_reached and (among is None or each.instance.id in among):
-                return True
-        return False
+        return self._known.choices.has(trio.current_time(), Standing.FAULTY, among)
 
-    def is_busy(self, limits: BusyLimits, among: Container[str] | None = None) -> bool:
+    def is_busy(self, limits: BusyLimits, among: Collection[str] | None = None) -> bool:
         """Whether each that could be chosen has lately reported a load that reaches `limits`.
 
         False if there is nobody.
         """
-        now = trio.current_time()
-        records = [self._known.get(each.id) for each in self._known.candidates(now, (), among)]
-        return bool(records) and all(each and each.is_busy(limits, now) for each in records)
+        return self._known.choices.is_busy(trio.current_time(), limits, among)
 
     @property
     def in_flight(self) -> int:
@@ -253,7 +250,7 @@ class Router:
         *,
         instance_id: str | None = None,
         exclude: Collection[str] = (),
-        among: Container[str] | None = None,
+        among: Collection[str] | None = None,
         hint: RoutingHint | None = None,
     ) -> Instance:
         """Pick an instance, not among `exclude` (those this request has tried).
@@ -262,32 +259,58 @@ class Router:
         policy `kv`. Raises `UnavailableError` if there is nobody,
         or not the one named.
         """
-        candidates: Sequence[Instance]
-        if instance_id is not None or self.policy is Policy.DIRECT:
-            candidates = [
-                each
-                for each in self.instances
-                if each.id not in exclude and (among is None or each.id in among)
-            ]
-        else:
-            candidates = self._known.candidates(trio.current_time(), exclude, among)
-        if not candidates and instance_id is None:
+        if instance_id is not None:
+            return self._named(instance_id, exclude, among)
+        choices = self._known.choices
+        group, without = choices.asked(trio.current_time(), exclude, among)
+        if len(group) == len(without):
             which = "another live instance" if exclude else "a live instance"
             why = f": discovery fails, {self._discovery.cause}" if self._discovery.cause else ""
             raise UnavailableError(f"{self.endpoint} does not have {which} that can be asked{why}")
-        by_blocks = self.policy is Policy.KV and hint is not None and instance_id is None
-        if self.kv is not None and by_blocks and hint is not None:
-            return self.kv.choose(candidates, hint)
-        chosen = pick(
-            self.policy,
-            candidates,
-            turn=self._turn,
-            load=self._known.load,
-            rng=self._env.rng,
-            instance_id=instance_id,
+        if self.policy is Policy.DIRECT:
+            raise RequestError(
+                "router.policy is direct: a request must name its instance (over HTTP in the header "
+                "X-Trinamo-Worker)",
+                param="instance_id",
+            )
+        if self.kv is not None and self.policy is Policy.KV and hint is not None:
+            return self._choose_by_blocks(self.kv, group, without, hint)
+        turn, self._turn = self._turn, self._turn + 1
+        load, rng = choices.load, self._env.rng
+        chosen = pick(self.policy, group, without, turn=turn, load=load, rng=rng)
+        return choices.records[chosen].instance
+
+    def _choose_by_blocks(
+        self, kv: KvRouting, group: Group, without: list[int], hint: RoutingHint
+    ) -> Instance:
+        known, records, rng = self._known, self._known.choices.records, self._env.rng
+
+        def find(instance_id: str) -> Instance | None:
+            record = known.get(instance_id)
+            if record is None or record.number not in group or record.number in without:
+                return None
+            return record.instance
+
+        return kv.choose(
+            hint,
+            find=find,
+            least=lambda: (
+                records[group.least(known.predicted, rng.randrange(len(group)), without)].instance
+            ),
+            everybody=lambda: [
+                records[each].instance for each in group.numbers if each not in without
+            ],
         )
+
+    def _named(
+        self, instance_id: str, exclude: Collection[str], among: Collection[str] | None
+    ) -> Instance:
         self._turn += 1
-        return chosen
+        record = self._known.get(instance_id)
+        is_asked = instance_id not in exclude and (among is None or instance_id in among)
+        if record is None or not is_asked:
+            raise UnavailableError(f"instance {instance_id} is not live, or does not serve this")
+        return record.instance
 
     def tune(self, section: RouterConfig) -> None:
         """Choose as `section` says from now on."""
@@ -324,9 +347,7 @@ class Router:
         """The instance answered a request: choose it again."""
         record = self._known.get(instance.id)
         if record is not None:
-            record.answer()
-            if record.presence is not Presence.LISTED:
-                self._known.step(record, Sign.ACCEPTED)
+            self._known.answer(record)
 
     def begin(
         self, instance: Instance, request: InFlight, hint: RoutingHint | None = None
@@ -358,7 +379,7 @@ class Router:
 
     async def wait_instances(self, count: int = 1) -> list[Instance]:
         """Return once at least `count` instances are there. Safe to cancel."""
-        while len(self.instances) < count:
+        while self.instance_count < count:
             await self._known.changed.wait()
         return self.instances
 

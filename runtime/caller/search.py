@@ -8,7 +8,7 @@ are `attempts.py`'s and `upstreams.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -35,7 +35,7 @@ LOOK_INTERVAL_S: Final = 0.25
 _SILENCES_MAX: Final = 2
 _LOST: Final = (ConnectError, DisconnectedError)
 
-Among: TypeAlias = Container[str] | Callable[[], Container[str] | None] | None
+Among: TypeAlias = Collection[str] | Callable[[], Collection[str] | None] | None
 """The ids to choose from, None for all; a callable is asked at each choice, for they change."""
 
 

@@ -98,7 +98,7 @@ class PrefillFirst:
     @property
     def depth(self) -> int:
         """Prompts of this worker that wait for a place, for each prefill worker."""
-        return self._asking // max(1, len(self._prefills.router.instances))
+        return self._asking // max(1, self._prefills.router.instance_count)
 
     @asynccontextmanager
     async def filled(

@@ -21,7 +21,7 @@ from ..nurseries import open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.events import Removed, Stored, decode_keys, decode_part
-from ..protocol.kv.holders import BlockHolders
+from ..protocol.kv.holders import BlockHolders, Reach
 from .events import KV_TOPIC
 
 _PENDING_MAX: Final = 8192
@@ -184,20 +184,13 @@ class KvIndex:
 
     # --- questions ---
 
-    def overlap(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many leading blocks of a sequence each instance holds; those with none are left out.
+    def reach(self, keys: Sequence[int]) -> Reach:
+        """How far each instance's blocks reach into a sequence.
 
         `keys` are `block_keys` of the sequence's full blocks from its start, named with the tokens
         per block of the endpoint's engines. Costs a look-up for every two blocks at most.
         """
-        instances = self._instances
-        found: dict[str, int] = {}
-        for mask, depth in self._map.depths(keys):
-            while mask:
-                bit = mask & -mask
-                mask ^= bit  # noqa: PLW2901 -- bit by bit
-                found[instances[bit]] = depth
-        return found
+        return Reach(self._map.depths(keys), self._bits, self._instances)
 
     def blocks(self, instance_id: str) -> set[int]:
         """The keys of all blocks of an instance, for checks: goes through the whole map."""

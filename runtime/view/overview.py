@@ -125,7 +125,7 @@ def overview(
     """
     control, events = process.control, process.events
     routers = [client.router for client in process.clients]
-    total = len(unknown) + sum(len(router.instances) for router in routers)
+    total = len(unknown) + sum(router.instance_count for router in routers)
     known = (view for router in routers for view in _views(router, away))
     views = [*islice(chain(unknown, known), INSTANCES_MAX)]
     return Overview(

@@ -57,6 +57,15 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/protocol/discovery/test_presence.py",
         "tests/runtime/caller/test_silence.py",
     ),
+    "runtime/protocol/discovery/candidates.py": (
+        "tests/runtime/protocol/discovery/test_routing.py",
+        "properties/routing/test_choices.py",
+    ),
+    "runtime/caller/choices.py": (
+        "tests/runtime/caller/test_instances.py",
+        "tests/runtime/http/models/test_shedding.py",
+        "properties/routing/test_choices.py",
+    ),
     "runtime/caller/instances.py": (
         "tests/runtime/caller/test_instances.py",
         "properties/protocols/test_live_set.py",

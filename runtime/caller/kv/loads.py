@@ -8,7 +8,8 @@ token has come, and its blocks until its end. What other routers send is counted
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import attrs
@@ -62,6 +63,10 @@ class PredictedLoads:
     def __init__(self) -> None:
         self._loads: dict[str, InstanceLoad] = {}
         self._active: dict[Hashable, ActiveRequest] = {}
+        self._beginnings: dict[int, dict[str, int]] = {}
+        """The first blocks of these requests, each with its instances and how many of theirs begin so."""
+        self.changed: Callable[[str | None], None] = lambda _: None
+        """Called with an instance whose load has changed; None: what loads count for has."""
 
     def __len__(self) -> int:
         """Requests under way."""
@@ -70,6 +75,10 @@ class PredictedLoads:
     def load(self, instance_id: str) -> InstanceLoad:
         """What is under way to an instance; to be read only."""
         return self._loads.get(instance_id, _IDLE)
+
+    def begun(self, keys: Sequence[int], few: int) -> Iterator[str]:
+        """Instances that have a request under way with the same first block; `few` of them at most."""
+        return islice(self._beginnings.get(keys[0], ()) if keys else (), few)
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -91,6 +100,10 @@ class PredictedLoads:
         for key in keys[:shared]:
             blocks[key] += 1
         blocks.update(dict.fromkeys(keys[shared:], 1))
+        if keys:
+            beginnings = self._beginnings.setdefault(keys[0], {})
+            beginnings[active.instance_id] = beginnings.get(active.instance_id, 0) + 1
+        self.changed(active.instance_id)
 
     def first_token(self, request: Hashable) -> bool:
         """Its prompt has been computed; whether that is news. One that is unknown changes nothing."""
@@ -99,6 +112,7 @@ class PredictedLoads:
             return False
         self._loads[active.instance_id].prefill_tokens -= active.prefill_tokens
         active.prefill_tokens = 0
+        self.changed(active.instance_id)
         return True
 
     def end(self, request: Hashable) -> bool:
@@ -108,17 +122,29 @@ class PredictedLoads:
             return False
         self.first_token(request)
         del self._active[request]
-        load = self._loads[active.instance_id]
+        self._end(active)
+        self.changed(active.instance_id)
+        return True
+
+    def _end(self, active: ActiveRequest) -> None:
+        keys, instance_id = active.keys, active.instance_id
+        if keys:
+            beginnings = self._beginnings[keys[0]]
+            beginnings[instance_id] -= 1
+            if not beginnings[instance_id]:
+                del beginnings[instance_id]
+            if not beginnings:
+                del self._beginnings[keys[0]]
+        load = self._loads[instance_id]
         load.requests -= 1
         if not load.requests:
-            del self._loads[active.instance_id]
-            return True
+            del self._loads[instance_id]
+            return
         blocks = load.blocks
-        for key in active.keys:
+        for key in keys:
             # What others tell need be no chain: then a block may be gone before its last request.
             count = blocks.get(key, 0) - 1
             if count > 0:
                 blocks[key] = count
             else:
                 blocks.pop(key, None)
-        return True

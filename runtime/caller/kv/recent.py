@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from .loads import leading
+from ...protocol.kv.holders import BlockHolders, Reach
 
 _BLOCKS_MAX: Final = 1 << 20
 
@@ -25,6 +25,10 @@ class RecentBlocks:
         self._ttl_s = ttl_s
         self._tables: dict[str, dict[int, float]] = {}
         """By instance: each block with the end of its time."""
+        self._map = BlockHolders()
+        """The same blocks, for questions."""
+        self._bits: dict[str, int] = {}
+        self._instances: dict[int, str] = {}
         self._sent: deque[tuple[float, str, Sequence[int]]] = deque()
         """In order of their end."""
         self._waiting = 0
@@ -39,7 +43,12 @@ class RecentBlocks:
             return
         self.expire(now)
         until = now + self._ttl_s
-        self._tables.setdefault(instance_id, {}).update(dict.fromkeys(keys, until))
+        if instance_id not in self._tables:
+            self._tables[instance_id] = {}
+            bit = self._bits[instance_id] = self._map.join()
+            self._instances[bit] = instance_id
+        self._tables[instance_id].update(dict.fromkeys(keys, until))
+        self._map.store(self._bits[instance_id], keys, _BLOCKS_MAX)
         self._sent.append((until, instance_id, keys))
         self._waiting += len(keys)
         while self._waiting > _BLOCKS_MAX:
@@ -56,18 +65,23 @@ class RecentBlocks:
         table = self._tables.get(instance_id)
         if table is None:
             return
-        for key in keys:
-            if table.get(key, until + 1) <= until:
-                del table[key]
+        over = dict.fromkeys(key for key in keys if table.get(key, until + 1) <= until)
+        for key in over:
+            del table[key]
+        self._map.remove(self._bits[instance_id], [*over])
         if not table:
-            del self._tables[instance_id]
+            self.leave(instance_id)
 
     def leave(self, instance_id: str) -> None:
         """The instance has left, and its blocks with it."""
-        self._tables.pop(instance_id, None)
+        table = self._tables.pop(instance_id, None)
+        if table is not None:
+            bit = self._bits.pop(instance_id)
+            self._map.remove(bit, [*table])
+            self._map.leave(bit)
+            del self._instances[bit]
 
-    def overlap(self, keys: Sequence[int], now: float) -> dict[str, int]:
-        """How many leading blocks of a sequence each instance probably holds; none are left out."""
+    def reach(self, keys: Sequence[int], now: float) -> Reach:
+        """How far what each instance probably holds reaches into a sequence."""
         self.expire(now)
-        found = {instance_id: leading(table, keys) for instance_id, table in self._tables.items()}
-        return {instance_id: count for instance_id, count in found.items() if count}
+        return Reach(self._map.depths(keys), self._bits, self._instances)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Final
 
 import attrs
@@ -23,6 +24,7 @@ from ...metrics.tallies import Registry, Row
 from ...nurseries import open_nursery
 from ...planes import EventPlane
 from ...protocol.discovery.instances import EndpointName, Instance
+from ...protocol.kv.holders import Reach
 from ...protocol.kv.names import BlockNames, RoutingHint
 from .agreement import Agreement
 from .cost import Candidate, Weights, choose, costs
@@ -30,6 +32,10 @@ from .loads import ActiveRequest, PredictedLoads, leading
 from .recent import RecentBlocks
 
 _log = logging.getLogger("trinamo.router")
+_FEW: Final = 8
+"""Of instances that hold equally much of a prompt so many are compared; each costs some microseconds."""
+_MOST: Final = 64
+"""So many holders are compared in all, those who hold most first."""
 
 
 @attrs.frozen
@@ -60,7 +66,7 @@ class KvRouting:
     """The knowledge of one router; everything but `run` is synchronous.
 
     A request costs, beyond the naming of its blocks, look-ups in the index and some microseconds
-    for each instance that may be chosen.
+    for each instance that is compared; see `choose`.
     """
 
     def __init__(
@@ -72,8 +78,11 @@ class KvRouting:
         names: BlockNames,
     ) -> None:
         self._rng = rng
+        self._block_tokens = 0
+        """Of a block, in `load`; 0 until a prompt has told."""
         self.names = names
         """What a prompt's blocks are called here, and at those workers whose events are followed."""
+        self._loads = PredictedLoads()
         self.weigh(config)
         self.index = KvIndex(events, endpoint) if config.events else None
         """None with `router.kv.events: false`."""
@@ -81,7 +90,6 @@ class KvRouting:
         self._silent: set[str] = set()
         """Instances that keep blocks and do not tell which, in names that we know."""
         self._recent = RecentBlocks(config.ttl_s)
-        self._loads = PredictedLoads()
         router_id = draw_id(rng)
         self._agreement = (
             Agreement(events, endpoint, router_id, self._loads) if config.sync else None
@@ -109,8 +117,13 @@ class KvRouting:
             active_request_weight=config.active_request_weight,
             temperature=config.temperature,
         )
+        self._loads.changed(None)
 
     # --- instances ---
+
+    def tell(self, changed: Callable[[str | None], None]) -> None:
+        """Call `changed` with each instance whose `load` has changed; with None: all of them may have."""
+        self._loads.changed = changed
 
     def join(self, instance: Instance) -> None:
         """The instance is in the live set."""
@@ -135,35 +148,74 @@ class KvRouting:
 
     # --- requests ---
 
-    def choose(self, instances: Sequence[Instance], hint: RoutingHint) -> Instance:
-        """The instance, of at least one, that a prompt is sent to at the least cost."""
-        overlap = self._overlap(hint)
-        candidates = [self._candidate(each.id, hint, overlap) for each in instances]
-        found = costs(self._weights, candidates, tokens=hint.tokens, block_tokens=hint.block_tokens)
-        return instances[choose(found, self._weights.temperature, self._rng)]
+    def choose(
+        self,
+        hint: RoutingHint,
+        *,
+        find: Callable[[str], Instance | None],
+        least: Callable[[], Instance],
+        everybody: Callable[[], list[Instance]],
+    ) -> Instance:
+        """The instance that a prompt is sent to at the least cost.
 
-    def _candidate(self, instance_id: str, hint: RoutingHint, overlap: dict[str, int]) -> Candidate:
+        `find` says who may be chosen of an id, and `least` who of all has the least `load`. Costs
+        are compared of this one, and of those who have blocks of the prompt, or a request with its
+        first block under way: `_FEW` of each kind, and of those whose blocks reach equally far,
+        `_MOST` in all. With `router.kv.temperature` or `overlap_credit_decay`, where each cost
+        depends on all, or with blocks of several lengths at one endpoint, they are compared of
+        `everybody`.
+        """
+        weights, keys = self._weights, hint.keys
+        reaches = self._reaches(hint)
+        self._block_tokens = self._block_tokens or hint.block_tokens
+        is_exact = not weights.temperature and not weights.overlap_credit_decay
+        if is_exact and hint.block_tokens == self._block_tokens:
+            holders = islice(
+                chain(*(each.some(_FEW, self._number % 1024) for each in reaches)), _MOST
+            )
+            found = map(find, chain(holders, self._loads.begun(keys, _FEW)))
+            worth = {each.id: each for each in (least(), *found) if each is not None}
+            instances = [*worth.values()]
+        else:
+            instances = everybody()
+        candidates = [self._candidate(each.id, hint, reaches) for each in instances]
+        prices = costs(weights, candidates, tokens=hint.tokens, block_tokens=hint.block_tokens)
+        return instances[choose(prices, weights.temperature, self._rng)]
+
+    def load(self, instance_id: str) -> float:
+        """What a prompt costs at an instance that has none of its blocks, beyond what it costs anywhere."""
+        load, weights = self._loads.load(instance_id), self._weights
+        return (
+            weights.prefill_load_scale * load.prefill_tokens / (self._block_tokens or 1)
+            + len(load.blocks)
+            + weights.active_request_weight * load.requests
+        )
+
+    def _candidate(
+        self, instance_id: str, hint: RoutingHint, reaches: Sequence[Reach]
+    ) -> Candidate:
         load = self._loads.load(instance_id)
         keys = hint.keys
         return Candidate(
-            overlap_blocks=overlap.get(instance_id, 0),
+            overlap_blocks=_depth(reaches, instance_id),
             prefill_tokens=load.prefill_tokens,
             decode_blocks=len(load.blocks) + len(keys) - leading(load.blocks, keys),
             active_requests=load.requests,
         )
 
-    def _overlap(self, hint: RoutingHint) -> dict[str, int]:
-        recent = self._recent.overlap(hint.keys, trio.current_time())
+    def _reaches(self, hint: RoutingHint) -> list[Reach]:
+        """What is known first, then what is thought."""
+        recent = self._recent.reach(hint.keys, trio.current_time())
         if self.index is None or not hint.is_exact:
-            return recent
-        return {**recent, **self.index.overlap(hint.keys)}
+            return [recent]
+        return [self.index.reach(hint.keys), recent]
 
     def begin(self, instance_id: str, request: Hashable, hint: RoutingHint) -> int | None:
         """`request` is sent to the instance; returns how many of its blocks are there.
 
         None where its blocks are pieces of text, which say where to go, and not what is saved.
         """
-        blocks = self._overlap(hint).get(instance_id, 0)
+        blocks = _depth(self._reaches(hint), instance_id)
         prefill_tokens = max(hint.tokens - blocks * hint.block_tokens, 0)
         active = ActiveRequest(instance_id, hint.keys, prefill_tokens)
         self._number += 1
@@ -208,6 +260,10 @@ class KvRouting:
             prompt_blocks=self._prompt_blocks,
             overlap_blocks=self._overlap_blocks,
         )
+
+
+def _depth(reaches: Sequence[Reach], instance_id: str) -> int:
+    return next((depth for each in reaches if (depth := each.of(instance_id))), 0)
 
 
 _ROUTING_GAUGES: Final = {

@@ -148,7 +148,7 @@ class _ModelWatch:
                 named = {card.endpoint for card in self._table.models.values()}
                 for endpoint, followed in list(self._followed.items()):
                     router = followed.client.router
-                    in_use = router.instances or router.in_flight or router.seeking_count
+                    in_use = router.instance_count or router.in_flight or router.seeking_count
                     if endpoint in named or in_use:
                         followed.unused_at = math.inf
                     elif now - followed.unused_at >= _UNUSED_S:

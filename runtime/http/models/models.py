@@ -121,7 +121,7 @@ class RoutedEngine:
             hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),
         ).run()
 
-    def _servers(self) -> Collection[str] | None:
+    def _servers(self) -> frozenset[str] | None:
         servers = self._table.servers(self._model)
         return None if ANYBODY in servers else servers
 

@@ -159,7 +159,7 @@ class DecodeRole(_Role):
         return {
             "role": "decode",
             "mode": self._section.mode,
-            "prefill_workers": 0 if router is None else len(router.instances),
+            "prefill_workers": 0 if router is None else router.instance_count,
             "prefills": {reason.value: n for reason, n in self._metrics.counts.items()},
         }
 

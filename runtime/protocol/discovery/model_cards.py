@@ -155,6 +155,8 @@ class _Model:
     """By key, those that disagree included."""
     servers: dict[str, str] = attrs.Factory(dict)
     """The instances whose cards agree with the one in force, with the keys of those."""
+    asked: frozenset[str] = frozenset()
+    """The same set until others are there, so that whoever knows it need not look through it."""
 
     def put(self, key: str, card: ModelCard) -> None:
         self.cards[key] = card
@@ -184,7 +186,9 @@ class _Model:
                 self.servers[_speaks_for(key, card)] = key
 
     def settle(self) -> None:
-        """Whoever passes bodies on may stand before servers whose contexts differ: the least is told."""
+        """See who is asked now. Servers that a body is passed on to may differ in context: the least is told."""
+        if self.asked != self.servers.keys():
+            self.asked = frozenset(self.servers)
         if self.card.passes_through:
             told = [self.cards[key].context_tokens_max for key in self.servers.values()]
             least = min((each for each in told if each), default=0)
@@ -221,10 +225,13 @@ class ModelTable:
         """When the first of the kept cards ends; infinite if none is kept."""
         return min(self._kept.values(), default=math.inf)
 
-    def servers(self, name: str) -> Collection[str]:
-        """The instances to ask for a model, or `ANYBODY` among them for all of its endpoint."""
+    def servers(self, name: str) -> frozenset[str]:
+        """The instances to ask for a model, or `ANYBODY` among them for all of its endpoint.
+
+        The same object as before while they are the same.
+        """
         model = self._models.get(name)
-        return () if model is None else model.servers.keys()
+        return frozenset() if model is None else model.asked
 
     def refused_count(self, name: str) -> int:
         """How many cards of a model disagree with the one in force."""

@@ -277,11 +277,13 @@ class Liveness:
         self._trial, self.faults[InstanceFault.TRIED] = request, math.inf
         return True
 
-    def end(self, request: InFlight) -> None:
-        """`request` is over, whatever became of it."""
+    def end(self, request: InFlight) -> bool:
+        """`request` is over, whatever became of it; whether it was the trial."""
         del self.requests[request]
-        if self._trial is request:
+        is_trial = self._trial is request
+        if is_trial:
             self._end_trial()
+        return is_trial
 
     def answer(self) -> None:
         """It answered a request."""

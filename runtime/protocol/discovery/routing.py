@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from ...errors import RequestError, UnavailableError
-from .instances import Instance
+from .candidates import Group, Measure
 
 
 class Policy(enum.StrEnum):
@@ -36,42 +35,25 @@ TOLD_LOAD: Final = frozenset({Policy.LEAST_LOADED, Policy.POWER_OF_TWO, Policy.K
 
 def pick(
     policy: Policy,
-    candidates: Sequence[Instance],
+    group: Group,
+    without: Sequence[int],
     *,
     turn: int,
-    load: Callable[[str], int],
+    load: Measure,
     rng: random.Random,
-    instance_id: str | None = None,
-) -> Instance:
-    """Choose one of `candidates`.
+) -> int:
+    """Choose one of `group`, and none of `without`, all of them there; somebody is left.
 
-    `turn` counts picks, `load` says of an instance id how many requests are under way to it. A named
-    `instance_id` is honoured under every policy. Raises `UnavailableError` if there is nobody, or
-    not the one named, and `RequestError` if `direct` names none.
+    `turn` counts picks, `load` says how many requests are under way to one. `direct` chooses nobody.
     """
-    if instance_id is not None:
-        for instance in candidates:
-            if instance.id == instance_id:
-                return instance
-        raise UnavailableError(f"instance {instance_id} is not live, or does not serve this")
-    if policy is Policy.DIRECT:
-        raise RequestError(
-            "router.policy is direct: a request must name its instance (over HTTP in the header "
-            "X-Trinamo-Worker)",
-            param="instance_id",
-        )
-    if not candidates:
-        raise UnavailableError("no live instance")
-    count = len(candidates)
     match policy:
-        case Policy.ROUND_ROBIN:
-            return candidates[turn % count]
         case Policy.RANDOM:
-            return candidates[rng.randrange(count)]
+            return group.nth(rng.randrange(len(group) - len(without)), without)
         case Policy.POWER_OF_TWO:
-            drawn = rng.sample(candidates, min(count, 2))
-            return min(drawn, key=lambda instance: load(instance.id))
+            count = len(group) - len(without)
+            drawn = rng.sample(range(count), min(count, 2))
+            return min((group.nth(each, without) for each in drawn), key=load)
         case Policy.LEAST_LOADED | Policy.KV:
-            # Rotated by the turn, so that ties do not all fall on the first instance.
-            order = (candidates[(turn + i) % count] for i in range(count))
-            return min(order, key=lambda instance: load(instance.id))
+            return group.least(load, turn, without)
+        case _:
+            return group.nth(turn, without)

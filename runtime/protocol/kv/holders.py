@@ -12,8 +12,11 @@ bit by bit, a small part at each call, so that no caller waits for a million blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final
+
+import attrs
 
 _SHARDS: Final = 256
 """Parts of the map. With a million blocks one has 4096, which grows and is swept within a millisecond."""
@@ -21,6 +24,36 @@ _MASKS_MAX: Final = 4096
 """Combinations of holders that are kept once for all blocks that have them; beyond, anew."""
 _REMOVED_MAX: Final = 4
 """A part is packed once a fourth of what it holds was removed: else it would grow by what is gone."""
+
+
+@attrs.frozen
+class Reach:
+    """How far the blocks of named holders reach into one sequence, at one moment."""
+
+    depths: Sequence[tuple[int, int]]
+    """See `BlockHolders.depths`."""
+    bits: Mapping[str, int]
+    names: Mapping[int, str]
+
+    def of(self, name: str) -> int:
+        """How many leading blocks a holder has, which need not be one."""
+        bit = self.bits.get(name, 0)
+        # A plain loop, because this is often for every request.
+        for mask, depth in self.depths:
+            if mask & bit:
+                return depth
+        return 0
+
+    def some(self, few: int, begin: int) -> Iterator[str]:
+        """The holders, who reach furthest first; of equals `few` at most, from the bit `begin` on."""
+        for mask, _ in sorted(self.depths, key=itemgetter(1), reverse=True):
+            later, left = mask >> begin << begin, few
+            for part in (later, mask ^ later):
+                bits = part
+                while bits and left:
+                    bit = bits & -bits
+                    bits, left = bits ^ bit, left - 1
+                    yield self.names[bit]
 
 
 class BlockHolders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 from trinamo.runtime.caller.instances import Instances
@@ -39,7 +40,13 @@ class HandEnv:
 class Table(Instances):
     """On a clock that is set by hand."""
 
-    def __init__(self, *instances: Instance, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        *instances: Instance,
+        keeps: bool = False,
+        transports: Collection[str] | None = None,
+        errors_max: int = 1,
+    ) -> None:
         self.env = HandEnv()
         super().__init__(
             EndpointName("a", "b", "c"),
@@ -47,6 +54,8 @@ class Table(Instances):
             metrics=Metrics(self.env),
             grace_s=8.0,
             stale_grace_s=10.0 if keeps else None,
+            transports=transports,
+            errors_max=errors_max,
         )
         self.replace({each.key: each for each in instances})
 
@@ -68,6 +77,16 @@ class Table(Instances):
     def fault(self, *instances: Instance, lasts_s: float = 10) -> None:
         for each in instances:
             self.fail(self.record(each), DisconnectedError("gone"), self.env.hand.at, lasts_s)
+
+    def candidates(self, now: float, exclude: Collection[str] = ()) -> list[Instance]:
+        """Whom a request may be sent to."""
+        group, without = self.choices.asked(now, exclude)
+        left = [each for each in group.numbers if each not in without]
+        return [self.choices.records[each].instance for each in left]
+
+    def load(self, instance_id: str) -> int:
+        record = self.get(instance_id)
+        return 0 if record is None else record.load
 
     def status(self, instance: Instance, now: float = 0) -> InstanceStatus:
         return self.record(instance).status(now)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime.caller.requests import Request
-from tests.runtime.caller.tables import HandEnv, Table, instance
-from trinamo.runtime.caller.instances import Instances
+from tests.runtime.caller.tables import Table, instance
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.errors import ConnectError
-from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
+from trinamo.runtime.protocol.discovery.instances import Instance
 from trinamo.runtime.protocol.discovery.presence import Presence, Sign
 
 A, B, C = instance(1), instance(2), instance(3)
@@ -116,7 +114,7 @@ def test_inhibition_ends_with(how: str) -> None:
     if how == "re-registration":
         table.put(instance(1, incarnation=2))
     elif how == "answer":
-        table.record(A).answer()
+        table.answer(table.record(A))
     else:
         table.delete(A.key)
         table.put(A)
@@ -132,15 +130,7 @@ def test_the_same_entry_seen_again_does_not_end_inhibition() -> None:
 
 
 def test_only_those_without_a_common_transport_are_foreign() -> None:
-    table = Instances(
-        EndpointName("a", "b", "c"),
-        HandEnv(),
-        metrics=Metrics(HandEnv()),
-        grace_s=8,
-        stale_grace_s=None,
-        transports=["nats"],
-    )
-    table.put(A)
+    table = Table(A, transports=["nats"])
     assert table.candidates(0) == []
     table.put(Instance(endpoint="a/b/c", id="1", transports={"nats": "subject"}))
     assert [each.id for each in table.candidates(0)] == ["1"]

@@ -92,6 +92,20 @@ async def test_nobody_and_nobody_of_that_name() -> None:
         router("1").choose(instance_id="9")
 
 
+@pytest.mark.parametrize("policy", list(Policy))
+async def test_a_named_instance_is_honoured_under_every_policy(policy: Policy) -> None:
+    made = router("1", "2", "3", policy=policy)
+    assert made.choose(instance_id="3").id == "3"
+    with pytest.raises(UnavailableError, match="instance 4 is not live"):
+        made.choose(instance_id="4")
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+async def test_nobody_to_choose_is_unavailable(policy: Policy) -> None:
+    with pytest.raises(UnavailableError):
+        router(policy=policy).choose()
+
+
 async def test_direct_needs_a_name_and_overrides_inhibition() -> None:
     made = router("1", "2", policy=Policy.DIRECT)
     made.fail(instance("1"), DisconnectedError("gone"), Context("r"))

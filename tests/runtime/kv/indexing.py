@@ -12,6 +12,7 @@ from trinamo.runtime.kv.events import KvEventSource
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
+from trinamo.runtime.protocol.kv.holders import Reach
 from trinamo.runtime.protocol.kv.names import HASH_BYTES, block_keys
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 
@@ -67,7 +68,12 @@ class Cluster:
         return {key.to_bytes(HASH_BYTES, "big") for key in self.index.blocks(instance_id)}
 
     def overlap(self, *hashes: bytes) -> dict[str, int]:
-        return self.index.overlap(block_keys(hashes))
+        return held(self.index.reach(block_keys(hashes)))
+
+
+def held(reach: Reach) -> dict[str, int]:
+    """How many leading blocks each holder has; those with none are left out."""
+    return {name: reach.of(name) for name in reach.some(1 << 20, 0)}
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import trio
 
+from tests.runtime.kv.indexing import held
 from tests.runtime.kv.naming import block_hashes
 from tests.runtime.one_process import OneProcess, open_process
 from trinamo.runtime.caller.client import Client
@@ -69,7 +70,7 @@ async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() ->
             await ask(client, prompt)
             # The prompt's blocks, and one that the answer fills.
             await until(lambda: index.statistics().blocks == len(hashes) + 1)
-            assert index.overlap(hashes) == {server.instance_id: len(hashes)}
+            assert held(index.reach(hashes)) == {server.instance_id: len(hashes)}
             path, blocks = str(GENERATE), len(hashes) + 1
             assert caller.metrics.value("kv_index_instances", endpoint=path) == 1
             assert caller.metrics.value("kv_index_blocks", endpoint=path) == blocks
@@ -81,7 +82,7 @@ async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() ->
             await until(
                 lambda: metrics.value("engine_kv_blocks", endpoint=path, state="free") == free
             )
-        await until(lambda: not index.overlap(hashes))
+        await until(lambda: not held(index.reach(hashes)))
         assert index.statistics().instances == 0
 
 

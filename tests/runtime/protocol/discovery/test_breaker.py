@@ -19,7 +19,7 @@ async def test_one_request_finds_out_whether_an_instance_lives_again() -> None:
     probe = Request()
     table.begin(A.id, probe)
     assert table.candidates(5) == [B]
-    table.record(A).answer()
+    table.answer(table.record(A))
     assert table.candidates(5) == [A, B]
     table.end(A.id, probe)
     assert table.candidates(5) == [A, B]

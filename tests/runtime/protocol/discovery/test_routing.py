@@ -3,38 +3,52 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
-from trinamo.runtime.errors import RequestError, UnavailableError
-from trinamo.runtime.protocol.discovery.instances import Instance
+from trinamo.runtime.protocol.discovery.candidates import Candidates, Standing
 from trinamo.runtime.protocol.discovery.routing import Policy, pick
 
-ABC = [Instance(endpoint="n/c/e", id=each, transports={}) for each in "abc"]
+
+def candidates() -> Candidates:
+    """`a`, `b` and `c`, which all are well."""
+    made = Candidates()
+    for each in "cab":
+        made.place(ord(each), Standing.WELL)
+    return made
 
 
-def picks(policy: Policy, count: int, load: dict[str, int] | None = None) -> str:
-    rng = random.Random(7)
+def picks(
+    policy: Policy, count: int, load: dict[str, int] | None = None, *, without: str = ""
+) -> str:
+    made, rng = candidates(), random.Random(7)
+    group, gone = made.asked([ord(each) for each in without])
+    assert len(gone) == len(without)
+
+    def load_of(number: int) -> int:
+        return (load or {}).get(chr(number), 0)
+
     return "".join(
-        pick(policy, ABC, turn=turn, load=lambda id_: (load or {}).get(id_, 0), rng=rng).id
-        for turn in range(count)
+        chr(pick(policy, group, gone, turn=turn, load=load_of, rng=rng)) for turn in range(count)
     )
 
 
 def test_round_robin_takes_turns() -> None:
     assert picks(Policy.ROUND_ROBIN, 7) == "abcabca"
+    assert picks(Policy.ROUND_ROBIN, 5, without="b") == "acaca"
 
 
 def test_random_reaches_everybody_about_equally() -> None:
     assert all(800 < count < 1200 for count in Counter(picks(Policy.RANDOM, 3000)).values())
+    assert Counter(picks(Policy.RANDOM, 300, without="ac")) == {"b": 300}
 
 
 def test_least_loaded_takes_the_one_with_the_fewest_in_flight() -> None:
     assert picks(Policy.LEAST_LOADED, 3, {"a": 2, "b": 1, "c": 2}) == "bbb"
+    assert picks(Policy.LEAST_LOADED, 3, {"a": 2, "b": 1, "c": 3}, without="b") == "aaa"
 
 
 def test_least_loaded_spreads_ties() -> None:
     assert picks(Policy.LEAST_LOADED, 6) == "abcabc"
     assert set(picks(Policy.LEAST_LOADED, 6, {"b": 1})) == {"a", "c"}
+    assert picks(Policy.LEAST_LOADED, 4, without="a") == "bcbc"
 
 
 def test_of_two_that_are_drawn_the_less_loaded_is_taken() -> None:
@@ -43,22 +57,3 @@ def test_of_two_that_are_drawn_the_less_loaded_is_taken() -> None:
     assert counts["a"] == 0
     assert 1800 < counts["b"] < 2200
     assert sum(counts.values()) == 3000
-
-
-@pytest.mark.parametrize("policy", list(Policy))
-def test_a_named_instance_is_honoured_under_every_policy(policy: Policy) -> None:
-    rng = random.Random(7)
-    assert pick(policy, ABC, turn=0, load=lambda _: 0, rng=rng, instance_id="c").id == "c"
-    with pytest.raises(UnavailableError, match="instance z is not live"):
-        pick(policy, ABC, turn=0, load=lambda _: 0, rng=rng, instance_id="z")
-
-
-def test_direct_needs_a_name() -> None:
-    with pytest.raises(RequestError):
-        picks(Policy.DIRECT, 1)
-
-
-@pytest.mark.parametrize("policy", [p for p in Policy if p is not Policy.DIRECT])
-def test_nobody_to_choose_is_unavailable(policy: Policy) -> None:
-    with pytest.raises(UnavailableError):
-        pick(policy, [], turn=0, load=lambda _: 0, rng=random.Random(7))
