@@ -59,7 +59,7 @@ SETTLED_S = 4.0
 """After so long what was asked of each worker that was new has been answered."""
 IDLE_S = 5.0
 ROUNDS = 5
-PROMPT = "The same beginning for all of them, and then number {} " + "word " * 40
+PROMPT = "Prompt number {}, which begins as no other does, and then the same " + "word " * 40
 SILENT = ("worker.status_port=null",)
 TELLING = (*SILENT, "router.policy=least_loaded")
 ASKED = ("http.port=0", "http.busy_waiting_tokens=1000000")

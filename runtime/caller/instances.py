@@ -400,8 +400,8 @@ class InstanceReports:
     """What instances say of themselves over the event plane: load, and state.
 
     Follows those that `find` knows. Only under the policies that ask for it (`TOLD_LOAD`); the worker's
-    end is `worker/reports.py`. `on_load` is called with each report, `on_draining` with the record of one that has said that it
-    drains.
+    end is `worker/reports.py`. `on_load` is called with each report, `on_draining` with the record of
+    one that has said that it drains.
     """
 
     def __init__(
