@@ -2,14 +2,12 @@
 
     python examples/by_hand/one_stream.py
 
-What it writes and reads is what tcpdump shows of a frontend and a worker: a greeting, by which both ends
-prove that they know the cluster's secret (here there is none), and then frames, which
+What it writes and reads is what tcpdump shows of a frontend and a worker without a secret (with one TLS
+is around it, from the welcome on): a greeting, which says what is spoken and what for, and then frames, which
 `runtime/protocol/streams/link_frames.py` lists. An item over 16 KiB would come in parts, and whoever is
 to read more than the window that it offers gives credit back; neither is needed here.
 """
 
-import hashlib
-import hmac
 import json
 import struct
 
@@ -20,8 +18,8 @@ from trinamo import EndpointName, load_config, open_runtime
 ENDPOINT = EndpointName("examples", "counter", "count")
 MEMORY = {"control_plane.backend": "memory", "event_plane.backend": "memory"}
 PROLOGUE, DATA, BATCH, SENTINEL, REQUEST = 2, 3, 5, 6, 13
-# Magic, version 2, flags, and a nonce that should be drawn anew for each connection.
-HELLO = b"trinamo\r\n\r\n\x02\x00\x00" + bytes(16)
+# Magic, version 3.0, the port for requests, and no TLS.
+HELLO = b"trinamo\r\n\r\n" + b"\3\0" + b"r" + b"\0"
 
 
 async def read(stream, count):
@@ -33,10 +31,9 @@ async def read(stream, count):
 
 async def greet(stream):
     await stream.send_all(HELLO)
-    said = b"trinamo dialler\0requests\0" + HELLO + await read(stream, 19)
-    await stream.send_all(hmac.digest(hashlib.sha256(b"").digest(), said, "sha256"))
-    welcome = await read(stream, 33)  # The worker's proof, and how long its name is.
-    return await read(stream, welcome[32])
+    # The worker's version, the hello as it heard it, and how long its name is.
+    welcome = await read(stream, 2 + len(HELLO) + 1)
+    return await read(stream, welcome[-1])
 
 
 async def ask(address, envelope, payload):

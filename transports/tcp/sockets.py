@@ -37,6 +37,13 @@ class Identities:
     def __init__(self) -> None:
         self._made: dict[tuple[bytes, str], Identity] = {}
 
+    @staticmethod
+    def prepare(secret: bytes) -> None:
+        """Derive the authority at the start: the library that it takes holds all up while it is imported."""
+        from trinamo.transports.sockets.identity import authority_of  # noqa: PLC0415 -- as below
+
+        authority_of(secret)
+
     def of(self, secret: bytes, uri: str, env: Env) -> Identity:
         """The one of who is `uri` among those who have `secret`."""
         # Brings `cryptography` along, which who has no secret never needs.
@@ -139,6 +146,8 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     Raises `ConfigError` naming the address when it is taken or not ours, and for one beyond
     loopback when there is no secret to ask peers for.
     """
+    if options.secret:
+        options.identities.prepare(options.secret)
     host = interface_address(options.interface) if options.interface else options.host
     family = _family(host)
     try:

@@ -248,13 +248,16 @@ def assert_nothing_is_left(place: Place, pids: list[int], url: str) -> None:
 
 
 def test_ctrl_c_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Also the memory bounds of a cluster on `exact`: frontend 120 MB, worker 100 MB."""
+    """Also the memory bounds of a cluster on `exact`: frontend 120 MB, worker 108 MB.
+
+    Of those 8 MB are the library that issues certificates, nearly all of it pages that processes share.
+    """
     place = Place(tmp_path)
     with cluster(place, "--engine", "exact", "--workers", "2", is_forked=False) as running:
         assert text_of(chat(running.url, "hello", max_tokens=8))
         children, url = running.children, running.url
         for pid, line in children.items():
-            bound = {" worker ": 100, " frontend ": 120}
+            bound = {" worker ": 108, " frontend ": 120}
             for role, megabytes in bound.items():
                 assert role not in line or rss_bytes(pid) <= megabytes * 2**20, line
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, Final
-from xml.sax.saxutils import escape
 
 import attrs
 
