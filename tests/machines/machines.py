@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,10 @@ from trinamo.transports.servers.process import log_tail, signal_group, spawn, te
 START_S: Final = 60.0
 END_S: Final = 60.0
 COMMAND_S: Final = 60.0
+ETH_P_ALL: Final = 3
+"""Of Linux: frames of every protocol."""
+FRAME_BYTES: Final = 1 << 17
+"""More than a cable between namespaces passes at once."""
 # As on Debian, where a machine's own name is an address of loopback.
 HOSTS: Final = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
 _ENTER: Final = 'mount --bind "$1" /etc && hostname "$2" && cd "$3" && shift 3 && exec "$@"'
@@ -167,6 +172,26 @@ def open_machines(
             known = "".join(f"{each.address} {each.name}\n" for each in others)
             (machine.etc / "hosts").write_text(HOSTS.format(name=machine.name) + known)
         yield machines
+
+
+@asynccontextmanager
+async def sniffed() -> AsyncIterator[list[bytes]]:
+    """Every frame that passes while this is open: this process holds the cable that all machines are on."""
+    frames: list[bytes] = []
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as ear:
+        ear.setblocking(False)
+
+        async def listen() -> None:
+            while True:
+                await trio.lowlevel.wait_readable(ear)
+                with suppress(BlockingIOError):
+                    while True:
+                        frames.append(ear.recv(FRAME_BYTES))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            yield frames
+            nursery.cancel_scope.cancel()
 
 
 def _made(stack: ExitStack, words: Sequence[str]) -> None:

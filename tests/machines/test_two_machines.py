@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ import yaml
 from tests.certificates import Authority
 from tests.cluster.processes import until
 from tests.machines.clients import Clients, open_clients
-from tests.machines.machines import Machine, Running, open_machines
+from tests.machines.machines import Machine, Running, open_machines, sniffed
 from tests.machines.page import merged, section
 from tests.machines.servers import Servers, names_of, open_servers
 from tests.session import needs
@@ -46,6 +47,9 @@ OPERATORS_KEY = "sk-the-key-of-an-operator"
 MANY = section("Many machines")
 TLS = section("TLS towards clients")
 KEYS = section("Keys, rates, pages and request ids")
+UNHEARD = "Rhabarberbarbara"
+"""A word of prompts that nobody between is to read."""
+TLS_DATA = b"\x17\x03\x03"
 STATUS = MANY.command("trinamo status")
 DOCTOR = "trinamo doctor --config cluster.yaml"
 
@@ -181,6 +185,7 @@ async def test_two_machines_from_the_page_serve_and_are_seen_through_restarts_an
     async with open_site(tmp_path) as site:
         await both_frontends_answer(site)
         await both_machines_see_all_of_it(site)
+        await who_listens_on_the_cable_reads_no_prompt_and_no_answer(site)
         await scraping_reaches_everybody(site)
         await a_page_shows_both_machines(site)
         async with trio.open_nursery() as load:
@@ -227,6 +232,28 @@ async def both_machines_see_all_of_it(site: Site) -> None:
             found = json.loads(await machine.run(line))["found"]
             legs = {leg["name"] for each in found for leg in each["trace"]["legs"]}
             assert {"http", "attempt", "worker", "engine"} <= legs
+
+
+async def who_listens_on_the_cable_reads_no_prompt_and_no_answer(site: Site) -> None:
+    """Each frontend asks each worker, one of them over the cable, and the clients ask over it too."""
+    body = {
+        "model": "exact",
+        "max_tokens": 40,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": f"{UNHEARD} {UNHEARD}"}],
+    }
+    answers = set()
+    async with sniffed() as frames:
+        for url in 4 * site.clients.urls:
+            said = await site.clients.client.post(f"{url}/v1/chat/completions", json=body)
+            answers.add(said.json()["choices"][0]["message"]["content"])
+    ends = [socket.inet_aton(each.address) for each in site.machines]
+    between = [each for each in frames if all(end in each[26:34] for end in ends)]
+    assert any(TLS_DATA in each for each in between)
+    (answer,) = answers
+    for word in (UNHEARD, answer):
+        assert word
+        assert not [each for each in frames if word.encode() in each]
 
 
 async def scraping_reaches_everybody(site: Site) -> None:
