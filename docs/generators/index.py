@@ -48,6 +48,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "simulator",
         "simulation",
         "simulation_cli",
+        "beside_other_simulators",
     ),
 }
 """In the order in which they are read. What stands in none comes last, under `More`."""
