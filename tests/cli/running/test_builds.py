@@ -35,8 +35,11 @@ NEWER: Final = f"{SPOKEN[-1].major}.{SPOKEN[-1].minor + 1}"
 
 def old_build(place: Path) -> Path:
     """The tree of `UNVERSIONED`, out of the history."""
+    git = shutil.which("git")
+    if git is None:
+        HISTORY.lacking()
     packed = subprocess.run(
-        ["git", "archive", UNVERSIONED], cwd=ROOT, capture_output=True, check=False
+        [git, "archive", UNVERSIONED], cwd=ROOT, capture_output=True, check=False
     )
     if packed.returncode:
         HISTORY.lacking()
