@@ -2,8 +2,8 @@
 
 A version is `major.minor`. Two processes fit if both speak one major; of that, the lesser minor is what
 both know. What a newer minor adds, a field or a frame, is skipped by who does not know it; what may not
-be skipped is a new major. A process tells what it speaks in the greeting of each connection, and in all
-that it registers, with its build for people to read; whoever reads an entry that does not fit refuses it
+be skipped is a new major. A process tells the newest that it speaks in the greeting of each connection, and all
+in what it registers, with its build for people to read; whoever reads an entry that does not fit refuses it
 there, so that nobody lists or asks its owner. An entry that tells none is older than 3.0.
 """
 
