@@ -46,7 +46,6 @@ from .worker import DisaggregationConfig, WeightsConfig, WorkerConfig
 PRESETS = ("small", "medium", "large")
 SECRET_BYTES_MIN: Final = 32
 SECRET_BYTES_MAX: Final = 4096
-_SECURITY_KEY: Final = "security.secret_file"
 
 
 LEAVE_TIMEOUT_S: Final = 2.0
@@ -150,6 +149,13 @@ class SecurityConfig(Section, frozen=True, kw_only=True):
             " null: the ports are bound on loopback only."
         ),
     ] = None
+    second_secret_file: Annotated[
+        Text | None,
+        about(
+            "A second one, while a cluster changes its secret: who has it is let in and asked, as who"
+            " has the first. What this process shows and seals is of the first."
+        ),
+    ] = None
     clear_tcp: Annotated[
         bool,
         about(
@@ -191,33 +197,45 @@ def check_files(config: Config) -> None:
             raise ConfigError(f"{key}: {name}: {error.strerror}") from error
 
 
-def read_secret(section: SecurityConfig) -> bytes:
-    """The cluster's secret, or nothing if none is configured; blocks on the disk, so call it early.
+def read_secrets(section: SecurityConfig) -> tuple[bytes, bytes]:
+    """The cluster's secret and the second one, each empty if not configured.
 
-    Every TCP connection of ours is sealed with what is derived from it
-    (`transports/sockets/identity.py`). A line end at the end of the file is not part of it: an
-    editor that adds one must not shut a machine out. Raises `ConfigError` for a file that cannot be
-    read, that every user of the machine can read, or that holds too little or too much.
+    Blocks on the disk, so call it early. Every TCP connection of ours is sealed with what is derived
+    from the first (`transports/sockets/identity.py`). A line end at the end of a file is not part of
+    it: an editor that adds one must not shut a machine out. Raises `ConfigError` for a file that
+    cannot be read, that every user of the machine can read, or that holds too little or too much, and
+    for a second secret without a first.
     """
-    path = section.secret_file
+    if section.second_secret_file and not section.secret_file:
+        raise ConfigError(
+            "security.second_secret_file is set, and security.secret_file is not: name the secret"
+            " that this process shows as security.secret_file"
+        )
+    return (
+        _read_secret("security.secret_file", section.secret_file),
+        _read_secret("security.second_secret_file", section.second_secret_file),
+    )
+
+
+def _read_secret(key: str, path: str | None) -> bytes:
     if path is None:
         return b""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 -- its mode is asked of the same open file
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise ConfigError(f"{_SECURITY_KEY}: {path} is not a plain file")
+                raise ConfigError(f"{key}: {path} is not a plain file")
             if mode & stat.S_IROTH:
                 raise ConfigError(
-                    f"{_SECURITY_KEY}: every user of this machine can read {path}; run chmod o-r on it"
+                    f"{key}: every user of this machine can read {path}; run chmod o-r on it"
                 )
             secret = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{_SECURITY_KEY}: cannot read {path!r}: {why}") from error
+        raise ConfigError(f"{key}: cannot read {path!r}: {why}") from error
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
-            f"{_SECURITY_KEY}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to"
+            f"{key}: {path} holds {len(secret)} bytes; {SECRET_BYTES_MIN} to"
             f" {SECRET_BYTES_MAX} are taken, and they must be random: whoever reaches a port could"
             f" guess a shorter one. `trinamo certs secret FILE` makes a good one"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, check_files, read_secret
+from trinamo.runtime.config.config import Config, check_files, read_secrets
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import (
     ControlPlaneConfig,
@@ -48,7 +48,7 @@ class RealTransports:
     http = Http()
 
     def __init__(self) -> None:
-        self._secret: bytes | None = None
+        self._secrets: tuple[bytes, bytes] | None = None
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
@@ -133,15 +133,17 @@ class RealTransports:
             yield chain
 
     def _tcp_options(self, config: Config) -> TcpOptions:
-        """The secret is read once: a file that changes later must not leave a process with two."""
-        if self._secret is None:
-            self._secret = read_secret(config.security)
+        """The secrets are read once: a file that changes later must not leave a process with two."""
+        if self._secrets is None:
+            self._secrets = read_secrets(config.security)
+        secret, second = self._secrets
         control = config.control_plane
         has_etcd = control.backend == "etcd" and not control.embedded
         towards = control.etcd.endpoints if has_etcd else ()
         return TcpOptions.of(
             config.data_plane.tcp,
-            secret=self._secret,
+            secret=secret,
+            second_secret=second,
             is_clear_allowed=config.security.clear_tcp,
             towards=towards,
         )

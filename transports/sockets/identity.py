@@ -2,7 +2,8 @@
 
 Whoever has the secret derives the same authority from it, and issues itself what it shows. So there is
 nothing to hand out and nothing to renew by hand, and all holders of the secret are equal: a name in a
-certificate says who somebody is among them, and keeps out everybody else.
+certificate says who somebody is among them, and keeps out everybody else. While a cluster changes its
+secret, the authority of a second one is trusted as well.
 
 Numbers, keys and times come from `Env`, and so does the time at which a peer's certificate must be valid:
 OpenSSL would ask the machine's clock, which a simulated run does not have.
@@ -120,8 +121,9 @@ authority_of = lru_cache(maxsize=16)(Authority)
 class Identity:
     """One name of a process, and the sessions in which it shows that it is its own."""
 
-    def __init__(self, secret: bytes, uri: str, env: Env) -> None:
+    def __init__(self, secret: bytes, uri: str, env: Env, second: bytes = b"") -> None:
         self._authority, self._uri, self._env = authority_of(secret), uri, env
+        self._trusted = [authority_of(each).certificate for each in (secret, second) if each]
         self._contexts = [
             self._context(protocol)
             for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
@@ -139,7 +141,7 @@ class Identity:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
-        context.load_verify_locations(cadata=self._authority.certificate)
+        context.load_verify_locations(cadata="".join(self._trusted))
         return context
 
     def _issue(self) -> None:

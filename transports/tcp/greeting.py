@@ -123,7 +123,7 @@ async def _seal(
     wire: Wire, options: TcpOptions, env: Env, uri: str, *, dials: bool
 ) -> tuple[Wire, str]:
     """Shake hands as `uri`: what is sealed, and who is at the other end."""
-    identity = options.identities.of(options.secret, uri, env)
+    identity = options.identities.of(options.secret, options.second_secret, uri, env)
     session = identity.session(dials=dials)
     await shake_hands(wire, session)
     return SealedWire(wire, session), identity.peer_of(session)

@@ -35,7 +35,7 @@ class Identities:
     """What a process shows in its sessions, by who it is there; made when it is first shown."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[bytes, str], Identity] = {}
+        self._made: dict[tuple[bytes, bytes, str], Identity] = {}
 
     @staticmethod
     def prepare(secret: bytes) -> None:
@@ -44,14 +44,15 @@ class Identities:
 
         authority_of(secret)
 
-    def of(self, secret: bytes, uri: str, env: Env) -> Identity:
-        """The one of who is `uri` among those who have `secret`."""
+    def of(self, secret: bytes, second: bytes, uri: str, env: Env) -> Identity:
+        """The one of who is `uri` among those who have `secret`, or the `second` one."""
         # Brings `cryptography` along, which who has no secret never needs.
         from trinamo.transports.sockets.identity import Identity  # noqa: PLC0415
 
-        if (secret, uri) not in self._made:
-            self._made[secret, uri] = Identity(secret, uri, env)
-        return self._made[secret, uri]
+        key = (secret, second, uri)
+        if key not in self._made:
+            self._made[key] = Identity(secret, uri, env, second)
+        return self._made[key]
 
 
 _NO_IDENTITIES: Final = Identities()
@@ -65,6 +66,8 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
 
     secret: bytes = b""
     """What all processes of the cluster share, from `security.secret_file`: it seals each connection."""
+    second_secret: bytes = b""
+    """Who has this is let in and asked as well, from `security.second_secret_file`."""
     is_clear_allowed: bool = False
     """Whether, without a secret, others than loopback are bound: `security.clear_tcp`."""
     budget: ByteBudget = ByteBudget(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -78,10 +79,34 @@ async def test_another_secret_or_none_is_told_as_that(ours: bytes, theirs: bytes
         await eventually(lambda: refused)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    list(itertools.pairwise([(SECRET, b""), (SECRET, ANOTHER), (ANOTHER, SECRET), (ANOTHER, b"")])),
+    ids=["second-added", "exchanged", "first-removed"],
+)
+async def test_neighbouring_steps_of_a_change_of_secrets_speak(
+    ours: tuple[bytes, bytes], theirs: tuple[bytes, bytes]
+) -> None:
+    """Either dials the other, since one is restarted before the other."""
+    for dials, listens in ((ours, theirs), (theirs, ours)):
+        using = options(secret=listens[0], second_secret=listens[1])
+        async with listening(using) as (address, _):
+            dialled = options(secret=dials[0], second_secret=dials[1])
+            assert await greeted_by(address, dialled) == (NAME, b"hear")
+
+
+async def test_a_second_secret_lets_nobody_else_in() -> None:
+    using = options(secret=SECRET, second_secret=ANOTHER)
+    async with listening(using) as (address, refused):
+        with pytest.raises(ConnectError, match=r"security\.secret_file is another"):
+            await greeted_by(address, options(secret=b"a third secret of thirty two bytes"))
+        await eventually(lambda: refused)
+
+
 async def test_who_says_another_name_than_its_certificate_is_an_impostor() -> None:
     using = options(secret=SECRET)
     theirs = Identity(SECRET, Purpose.REQUESTS.uri("another"), RealEnv())
-    using.identities._made[SECRET, Purpose.REQUESTS.uri(NAME)] = theirs
+    using.identities._made[SECRET, b"", Purpose.REQUESTS.uri(NAME)] = theirs
     async with listening(using) as (address, _):
         with pytest.raises(ImpostorError, match=r"'7f', but its certificate says .*/another"):
             await greeted_by(address, options(secret=SECRET))

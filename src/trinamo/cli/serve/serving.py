@@ -271,12 +271,12 @@ def _serve(role: str, sources: Sources, run: _Run, ready_fd: int | None) -> None
 def check_files(config: Config, *, serves_http: bool) -> None:
     """Read what files the processes will, so that a name that is wrong is told before anything starts."""
     from trinamo.runtime.config import config as planes
-    from trinamo.runtime.config.config import read_secret
+    from trinamo.runtime.config.config import read_secrets
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.http import service
     from trinamo.transports.assembly.http import Http
 
-    read_secret(config.security)
+    read_secrets(config.security)
     planes.check_files(config)
     if serves_http:
         service.check_files(config.http, RealEnv(), Http())

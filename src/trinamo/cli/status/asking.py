@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, read_secret
+from trinamo.runtime.config.config import Config, read_secrets
 from trinamo.runtime.config.keys import is_loopback
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
@@ -101,10 +101,15 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
     Without the cluster's secret, which who only looks may lack, just what is on this machine is
     tried.
     """
-    secret = b""
+    secret = second = b""
     with suppress(ConfigError):
-        secret = read_secret(config.security)
-    options = TcpOptions.of(config.data_plane.tcp, secret=secret, connect_timeout_s=ASK_TIMEOUT_S)
+        secret, second = read_secrets(config.security)
+    options = TcpOptions.of(
+        config.data_plane.tcp,
+        secret=secret,
+        second_secret=second,
+        connect_timeout_s=ASK_TIMEOUT_S,
+    )
     async with open_request_plane(options, RealEnv()) as plane:
 
         async def dial(address: str, instance_id: str) -> str:

@@ -1,0 +1,113 @@
+"""A cluster changes its secret while it answers: real processes, restarted one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.cluster.processes import Cluster, Member, chat, open_cluster, start
+from trinamo.cli.up.certs import write_secret
+
+pytestmark = [pytest.mark.slow, pytest.mark.services]
+
+
+@attrs.define
+class Asked:
+    """What clients saw who ask all the time."""
+
+    url: str
+    failed: list[str] = attrs.field(factory=list)
+    answers: int = 0
+
+    async def ask(self, client: httpx.AsyncClient) -> None:
+        for number in itertools.count():
+            body = chat(f"tell me number {number}", max_tokens=8)
+            response = await client.post(f"{self.url}/v1/chat/completions", json=body)
+            if response.status_code != 200:
+                self.failed.append(response.text)
+            self.answers += 1
+
+
+async def test_no_request_fails_while_a_cluster_changes_its_secret(tmp_path: Path) -> None:
+    """In the three steps of `docs/security.md`; a new process is there before an old one ends."""
+    old, new = tmp_path / "old.secret", tmp_path / "new.secret"
+    for each in (old, new):
+        write_secret(each)
+    keys = ("security.secret_file", "security.second_secret_file")
+    async with (
+        AsyncExitStack() as stack,
+        open_cluster(tmp_path, engine="exact", settings={keys[0]: old}) as cluster,
+        trio.open_nursery() as nursery,
+    ):
+        asked = Asked(cluster.url)
+        members = [cluster.frontend, *cluster.workers]
+        for _ in range(4):
+            nursery.start_soon(asked.ask, cluster.client)
+        for number, files in enumerate([(old, new), (new, old), (new,)]):
+            settings = _joining(cluster) | dict(zip(keys, files, strict=False))
+            members = await _restarted(
+                members, settings, tmp_path / f"step{number}", cluster, asked, stack
+            )
+        last = asked.answers
+        while asked.answers < last + 20:
+            await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+
+    assert asked.failed == []
+    logs = _logs(tmp_path)
+    assert len(logs) == 12
+    assert [name for name, text in logs.items() if "security.secret_file is another" in text] == []
+
+
+def _logs(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.glob("*.log")}
+
+
+def _joining(cluster: Cluster) -> dict[str, object]:
+    return {
+        "control_plane.etcd.endpoints": cluster.etcd.endpoint,
+        "event_plane.nats.servers": cluster.nats.url,
+        "event_plane.nats.token": cluster.nats.token,
+        "worker.engine": "exact",
+        "http.port": 0,
+    }
+
+
+async def _restarted(
+    members: list[Member],
+    settings: dict[str, object],
+    logs: Path,
+    cluster: Cluster,
+    asked: Asked,
+    stack: AsyncExitStack,
+) -> list[Member]:
+    """What takes the places of `members`, the first of which is the frontend."""
+    began: list[Member] = []
+    for number, before in enumerate(members):
+        role = "worker" if number else "frontend"
+        member = await start(role, settings, Path(f"{logs}-{role}{number}.log"))
+        began.append(member)
+        stack.push_async_callback(_end, member)
+        if number == 0:
+            cluster.frontend = member
+            await cluster.wait_models()
+            await cluster.wait_live(2)
+            asked.url = cluster.url
+        else:
+            await cluster.wait_live(3)
+        assert await before.stop() == 0
+        await cluster.wait_live(2)
+    return began
+
+
+async def _end(member: Member) -> None:
+    if member.is_running:
+        await member.stop()
+    assert member.process.stdout is not None
+    await member.process.stdout.aclose()
