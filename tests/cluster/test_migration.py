@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from tests.cluster.processes import Cluster, chat, open_cluster, until
+from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
 from tests.cluster.test_disaggregation import disaggregated
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
@@ -67,6 +67,27 @@ def question(number: int, **more: Any) -> dict[str, Any]:
     return chat(f"tell me number {number}", max_tokens=TOKENS, **sampling, **more)
 
 
+async def freeze(worker: Member, seen: dict[int, Seen], *, least: int = 1) -> list[Seen]:
+    """Freeze `worker` in the middle of its answers, once each of all has `least` events.
+
+    Those of its answers that are not over: what it had said has arrived, so that it is exact.
+    """
+    own: list[Seen] = []
+    with trio.fail_after(60):
+        while (
+            len(seen) < STREAMS
+            or min(each.events for each in seen.values()) < least
+            or max((each.events for each in own), default=0) < 10
+        ):
+            await trio.sleep(0.005)
+            own = [each for each in seen.values() if each.worker == worker.facts["instance_id"]]
+    worker.freeze()
+    heard = 0
+    while heard < (heard := sum(each.events for each in own)):
+        await trio.sleep(0.3)
+    return [each for each in own if not each.finish_reason]
+
+
 _answers: dict[int, Any] = {}
 
 
@@ -111,11 +132,9 @@ async def test_of_32_streams_over_two_workers_all_complete_when_one_is_killed(
                     nursery.start_soon(stream, cluster, number, seen)
                 for number in range(4):
                     nursery.start_soon(ask, cluster, number, whole)
-                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 10:
-                    await trio.sleep(0.005)
+                moved = await freeze(victim, seen)
                 victim.kill()
                 await victim.process.wait()
-        moved = [each for each in seen.values() if each.worker == victim.facts["instance_id"]]
         migrated = await cluster.metric(cluster.url, "migrations_total", outcome="migrated")
         labels = {"kind": "ongoing", "outcome": "migrated"}
         ongoing = await cluster.metric(cluster.url, "migrations_total", **labels)
@@ -186,12 +205,11 @@ async def test_a_worker_that_is_told_to_end_hands_over_what_it_cannot_finish_in_
             async with trio.open_nursery() as nursery:
                 for number in range(STREAMS):
                     nursery.start_soon(stream, cluster, number, seen)
-                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 5:
-                    await trio.sleep(0.005)
+                moved = await freeze(leaving, seen)
                 leaving.process.send_signal(signal.SIGTERM)
+                leaving.thaw()
                 with trio.fail_after(10):
                     code = await leaving.process.wait()
-        moved = [each for each in seen.values() if each.worker == leaving.facts["instance_id"]]
         migrated = await cluster.metric(cluster.url, "migrations_total", outcome="migrated")
         log = leaving.log.read_text()
 
@@ -214,6 +232,8 @@ async def test_answers_of_a_killed_decode_worker_go_on_at_another_whose_prefill_
     settings: dict[str, Any] = {
         "disaggregation__mode": mode,
         "disaggregation__prefill_tokens_local_max": 8,
+        # Frozen, the victim keeps what it has until it is killed.
+        "router__silence_grace_s": 60,
     }
     answers = await undisturbed(tmp_path)
     async with disaggregated(tmp_path, *roles, **settings) as (cluster, members):
@@ -224,12 +244,16 @@ async def test_answers_of_a_killed_decode_worker_go_on_at_another_whose_prefill_
             async with trio.open_nursery() as nursery:
                 for number in range(STREAMS):
                     nursery.start_soon(stream, cluster, number, seen)
-                while len(seen) < STREAMS or min(each.events for each in seen.values()) < 10:
-                    await trio.sleep(0.005)
+                moved = await freeze(victim, seen, least=0)
+
+                async def is_done() -> bool:
+                    return not await cluster.metric(url, "worker_requests_in_flight")
+
+                # What it counts from here on has moved.
+                await until(is_done, "the other worker's own answers are over")
                 before = await cluster.metric(url, "prefills_total", where="remote")
                 victim.kill()
                 await victim.process.wait()
-        moved = [each for each in seen.values() if each.worker == victim.facts["instance_id"]]
         remote = await cluster.metric(url, "prefills_total", where="remote") - before
 
     check_equal(seen, answers)
