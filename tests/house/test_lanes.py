@@ -61,6 +61,18 @@ def test_files_are_dealt_once_dear_ones_first_and_always_alike() -> None:
     assert deal(reversed([*together, spread, *files]), 2, costs) == dealt
 
 
+def test_files_that_start_clusters_are_played_by_one_process_of_two() -> None:
+    files = [f"tests/test_{name}.py" for name in "abcdefgh"]
+    costs = dict.fromkeys(files, 10.0)
+
+    first, second, third, fourth = deal(files, 4, costs, crowded=files[2:])
+
+    assert first == files[2::2]
+    assert second == files[3::2]
+    assert sorted(third + fourth) == files[:2]
+    assert deal(files, 1, costs, crowded=files[2:]) == [files[2:] + files[:2]]
+
+
 def test_the_folders_and_files_that_are_named_exist() -> None:
     named = {*TOGETHER, *SPREAD, *ONE_BY_ONE, *costs()}
     assert [each for each in sorted(named) if not (ROOT / each).exists()] == []

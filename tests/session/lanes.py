@@ -3,14 +3,15 @@
 A file stays in one process, since its tests may share a cluster or a browser, and no other process
 reads it: collecting all of them costs more than most tests do. Files are dealt by what they took
 when that was last written down (`costs.json`, see `cpu.py`), dear ones first, the same for every run
-of as many processes. What shares nothing (`SPREAD`) is collected by all, comes last, and fills the
+of as many processes. Those that start clusters are dealt to half of the processes: a test's cluster
+is six more, and a machine that has four of them answers nobody in time. What shares nothing (`SPREAD`) is collected by all, comes last, and fills the
 gaps that the deal leaves: a file of properties, or one simulated scenario, at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ SPREAD: Final = ("tests/sim/scenario/test_catalogue.py", "properties/")
 """Files that any process may play."""
 ONE_BY_ONE: Final = SPREAD[:1]
 """Those of them whose tests stand each for itself."""
+CROWDS: Final = "mark.services"
+"""What says in a file that its tests start processes."""
 DEALT, LANE = "dealt", "lane"
 
 
@@ -37,8 +40,13 @@ def unit_of(nodeid: str) -> str:
     return nodeid if file.endswith(ONE_BY_ONE) else file
 
 
-def deal(files: Iterable[str], lanes: int, costs: Mapping[str, float]) -> list[list[str]]:
-    """The files of each lane, in the order in which it plays them; spread ones are none's."""
+def deal(
+    files: Iterable[str], lanes: int, costs: Mapping[str, float], crowded: Container[str] = ()
+) -> list[list[str]]:
+    """The files of each lane, in the order in which it plays them; spread ones are none's.
+
+    `crowded` ones come first, and in one lane of two only.
+    """
     hands: dict[str, list[str]] = {}
     for file in sorted(files):
         if not file.startswith(SPREAD):
@@ -50,8 +58,8 @@ def deal(files: Iterable[str], lanes: int, costs: Mapping[str, float]) -> list[l
 
     dealt: list[list[str]] = [[] for _ in range(lanes)]
     loads = [0.0] * lanes
-    for hand in sorted(hands, key=lambda hand: (-cost_of(hand), hand)):
-        lane = loads.index(min(loads))
+    for hand in sorted(hands, key=lambda hand: (hand not in crowded, -cost_of(hand), hand)):
+        lane = loads.index(min(loads[: (lanes + 1) // 2] if hand in crowded else loads))
         dealt[lane] += hands[hand]
         loads[lane] += cost_of(hand)
     return dealt
@@ -100,7 +108,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(config.option.basetemp)
         config.option.basetemp = str(folder.with_name(folder.name.removeprefix("popen-gw")))
     elif is_ours(config) and not config.pluginmanager.has_plugin("dealer"):
-        hands = deal(set(test_files(config)), len(config.getoption("tx") or ()), costs())
+        files = set(test_files(config))
+        crowded = {file for file in files if CROWDS in (config.rootpath / file).read_text("utf-8")}
+        hands = deal(files, len(config.getoption("tx") or ()), costs(), crowded)
         config.pluginmanager.register(Dealer(hands), "dealer")
 
 
