@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -40,8 +41,10 @@ BIG_BYTES: Final = 1 << 20
 class Bare:
     """The bindings alone."""
 
-    def __init__(self, description: bytes, registered: Registrable, block_bytes: int) -> None:
-        environment = ucx_environment(NixlOptions(), find_devices(None))
+    def __init__(
+        self, description: bytes, registered: Registrable, block_bytes: int, *, has_gpu: bool
+    ) -> None:
+        environment = ucx_environment(NixlOptions(), find_devices(None), has_gpu=has_gpu)
         self.agent = create_agent("bare", environment, progress_delay_s=0.02)
         # It keeps the memory in place.
         self.memory = Memory.of(registered)
@@ -108,9 +111,11 @@ async def compare(
     allocate: Callable[[int], Registrable],
     block_bytes: int,
     rounds: int,
+    *,
+    has_gpu: bool = False,
 ) -> None:
     size = 2 * COUNT * block_bytes
-    bare = Bare(description, allocate(size), block_bytes)
+    bare = Bare(description, allocate(size), block_bytes, has_gpu=has_gpu)
     dice = np.random.default_rng(7)
     async with open_nixl_plane() as plane:
         region = await plane.register(allocate(size), block_bytes=block_bytes)
@@ -168,7 +173,10 @@ def main() -> None:
         for place, allocate in (("GPU to GPU", on_gpu), ("host to GPU", on_host)):
             with gpu_owner(block_bytes) as description:
                 what = f"{place}, {blocks},"
-                trio.run(compare, what, description, allocate, block_bytes, chosen.rounds)
+                trio.run(
+                    partial(compare, has_gpu=True),
+                    *(what, description, allocate, block_bytes, chosen.rounds),
+                )
         copied_within(block_bytes, chosen.rounds)
 
 
