@@ -64,5 +64,6 @@ def test_an_mtu_without_an_rdma_device_is_refused_with_a_sentence() -> None:
 
 def test_the_same_host_may_be_left_out_and_a_gpu_added() -> None:
     assert ucx_environment(NixlOptions(same_host=False), PLAIN)["UCX_TLS"] == "tcp,self"
-    with_gpu = ucx_environment(NixlOptions(), PLAIN, has_gpu=True)["UCX_TLS"]
-    assert with_gpu == "cma,cuda_copy,cuda_ipc,tcp,self"
+    with_gpu = ucx_environment(NixlOptions(), PLAIN, has_gpu=True)
+    assert with_gpu["UCX_TLS"] == "cma,cuda_copy,cuda_ipc,tcp,self"
+    assert with_gpu["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "y"
