@@ -11,8 +11,9 @@ from tests.cluster.processes import Cluster, Member, chat, until
 OK = 200
 
 
-async def ask(cluster: Cluster, **more: Any) -> int:
-    body = chat("hello", **more)
+async def ask(cluster: Cluster, *, max_tokens: int = 8, **more: Any) -> int:
+    """The status of a short answer: `exact` talks for as long as it may."""
+    body = chat("hello", max_tokens=max_tokens, **more)
     answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
     return answer.status_code
 
