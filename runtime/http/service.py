@@ -155,8 +155,9 @@ class HttpService:
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop()`; reports the bound port once connections are accepted.
 
-        After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503. Then new
-        work is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped,
+        After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503 and each
+        connection ends with its next answer, so that whoever keeps his comes to another frontend.
+        Then idle connections are closed, and new work is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped,
         after `stop_grace_s` killed, and within half a second more everything is closed, whatever
         the clients do. Cancelled, it closes at once. Raises `ConfigError` if it cannot listen.
         """
@@ -179,8 +180,10 @@ class HttpService:
                 if self.admission.keys is not None:
                     looking.start_soon(self.admission.keys.follow)
                 await self._stopping.wait()
+                server.retire()
                 await trio.sleep(self.config.lame_duck_s)
                 looking.cancel_scope.cancel()
+            server.close_idle()
             await self._drain()
             server.close()
 

@@ -68,6 +68,17 @@ class HttpServer(Protocol):
         """
         ...
 
+    def retire(self) -> None:
+        """Have clients come again on other connections: each ends with its next answer, which says so.
+
+        New ones are accepted, for one request each.
+        """
+        ...
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is under way: another server may have their next request."""
+        ...
+
     def close(self) -> None:
         """Accept no more, close idle connections at once and the others after a short grace."""
         ...

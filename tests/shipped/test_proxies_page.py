@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +14,10 @@ import pytest
 
 from tests.certificates import Authority
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
-from tests.session.needs import CADDY, HAPROXY, NGINX, Need
-from tests.shipped.test_docs import blocks
-from tests.sources import ROOT
+from tests.machines.proxies import HOST, PROXIES, Proxy, proxied
 
 pytestmark = [pytest.mark.others, pytest.mark.slow, pytest.mark.services]
 
-PAGE: Final = ROOT / "docs" / "proxies.md"
-HOST: Final = "api.example.com"
 KEY: Final = "a-key-of-some-length"
 WORDS: Final = 5
 CHAT: Final = "/v1/chat/completions"
@@ -37,50 +31,6 @@ async def engine(request, context):
             await trio.sleep(0.01)
         yield f"word{{number}} "
 """
-
-
-@attrs.frozen
-class Proxy:
-    """A program, the language of its block on the page, and what is around the block to run it here."""
-
-    name: str
-    need: Need
-    frame: str
-    command: Sequence[str]
-
-    def write(self, folder: Path, server: str, port: int) -> None:
-        """The page's own block, with the ports and the files of this test."""
-        (block,) = blocks(PAGE, self.name)
-        assert block.count("127.0.0.1:8787") == 1
-        told = block.replace("127.0.0.1:8787", server).replace("/etc/ssl/", f"{folder}/")
-        for ours in ("listen 443", "bind :443"):
-            told = told.replace(ours, ours.replace(":", "").replace("443", f"127.0.0.1:{port}"))
-        told = told.replace(f"{HOST} {{", f"{HOST}:{port} {{")
-        (folder / "proxy.conf").write_text(
-            self.frame.replace("BLOCK", told).replace("FOLDER", str(folder))
-        )
-
-    def lines(self, folder: Path) -> list[str]:
-        return [each.replace("FOLDER", str(folder)) for each in self.command]
-
-
-PROXIES: Final = (
-    Proxy(
-        "nginx",
-        NGINX,
-        "daemon off;\nuser root;\npid FOLDER/pid;\nevents {}\nhttp {\naccess_log off;\n"
-        "client_body_temp_path FOLDER/body;\nproxy_temp_path FOLDER/proxy;\nfastcgi_temp_path FOLDER/f;\n"
-        "uwsgi_temp_path FOLDER/u;\nscgi_temp_path FOLDER/s;\nBLOCK}\n",
-        ("nginx", "-p", "FOLDER", "-e", "stderr", "-c", "FOLDER/proxy.conf"),
-    ),
-    Proxy("haproxy", HAPROXY, "BLOCK", ("haproxy", "-db", "-f", "FOLDER/proxy.conf")),
-    Proxy(
-        "caddyfile",
-        CADDY,
-        "{\nadmin off\nauto_https disable_redirects\nskip_install_trust\n}\nBLOCK",
-        ("caddy", "run", "--adapter", "caddyfile", "--config", "FOLDER/proxy.conf"),
-    ),
-)
 
 
 @attrs.frozen
@@ -122,23 +72,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @contextmanager
-def proxied(proxy: Proxy, site: Site, folder: Path) -> Iterator[Callable[[], httpx.Client]]:
+def connections(proxy: Proxy, site: Site, folder: Path) -> Iterator[Callable[[], httpx.Client]]:
     """The proxy runs; what makes a client of it that speaks HTTP/2."""
-    certificate, key = site.authority.sign(HOST, hosts=(HOST,))
-    for path in (certificate, key):
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / f"{HOST}.both.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        port = some.getsockname()[1]
-    proxy.write(folder, site.running.url.removeprefix("http://"), port)
-    with (folder / "log").open("wb") as log:
-        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
-        process = subprocess.Popen(proxy.lines(folder), env=environ, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: listens(port) or process.poll() is not None, 30, "the proxy's start")
-        assert process.poll() is None, (folder / "log").read_text()
-        context = ssl.create_default_context(cafile=str(site.authority.ca_file))
+    servers = [site.running.url.removeprefix("http://")]
+    context = ssl.create_default_context(cafile=str(site.authority.ca_file))
+    with proxied(proxy, servers, site.authority, folder) as port:
         yield lambda: httpx.Client(
             base_url=f"https://127.0.0.1:{port}",
             http2=True,
@@ -147,14 +85,6 @@ def proxied(proxy: Proxy, site: Site, folder: Path) -> Iterator[Callable[[], htt
             timeout=30,
             headers={"host": HOST},
         )
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as some:
-        return some.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(number: int) -> dict[str, Any]:
@@ -179,7 +109,7 @@ def test_a_proxy_passes_events_one_by_one_and_a_client_s_going(
 ) -> None:
     """Each word is let out once the one before it has come: a lump would wait for ever."""
     number = 100 * (1 + PROXIES.index(proxy))
-    with proxied(proxy, site, tmp_path) as connect, connect() as client:
+    with connections(proxy, site, tmp_path) as connect, connect() as client:
         asked: dict[str, Any] = {"extensions": {"sni_hostname": HOST}}
         refused = client.get("/v1/models", **asked)
         assert refused.json()["error"]["code"] == "invalid_api_key"

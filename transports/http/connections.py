@@ -51,6 +51,10 @@ class HttpConnection(Protocol):
         """Serve it to its end; called once. May raise what a broken connection raises."""
         ...
 
+    def retire(self) -> None:
+        """End with the next answer, which says so: what stands idle stays until then."""
+        ...
+
     def close_when_idle(self) -> None:
         """Answer what is in flight, and nothing else; at once, if there is nothing."""
         ...

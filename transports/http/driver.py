@@ -142,7 +142,7 @@ class SecureConnection:
         self._wire, self._session, self._timeout_s = wire, session, timeout_s
         self._refuse, self._speak, self._on_phase = refuse, speak, on_phase
         self._connection: HttpConnection | None = None
-        self._is_closing = False
+        self._is_retiring = self._is_closing = False
 
     @property
     def phase(self) -> Phase:
@@ -164,9 +164,17 @@ class SecureConnection:
         wire = SealedWire(self._wire, self._session)
         self._connection = self._speak(self._session.protocol, wire)
         self._on_phase(self)
+        if self._is_retiring:
+            self._connection.retire()
         if self._is_closing:
             self._connection.close_when_idle()
         await self._connection.serve()
+
+    def retire(self) -> None:
+        """See `HttpConnection`."""
+        self._is_retiring = True
+        if self._connection is not None:
+            self._connection.retire()
 
     def close_when_idle(self) -> None:
         """See `HttpConnection`."""

@@ -95,6 +95,9 @@ class HypercornConnection:
     async def serve(self) -> None:
         await self._server
 
+    def retire(self) -> None:
+        """Nothing: its clients are on this machine, and no balancer is between."""
+
     def abort(self) -> None:
         abort(self.socket)
 

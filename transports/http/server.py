@@ -23,7 +23,7 @@ from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.nurseries import open_nursery
 
 from .certificates import Certificates, CertificateSeries, find_certificate_faults
-from .connections import ConnectionTable
+from .connections import ConnectionTable, Phase
 from .driver import HostPolicy, NativeDriver
 from .listening import configure_socket, open_listeners
 from .refusals import Refusals
@@ -74,8 +74,21 @@ class Server:
             app, handlers, config, hosts, self._refusals, changed, self._certificates
         )
         self._refusing = 0
+        self._is_retiring = False
         self._closing = trio.Event()
         self._drained = trio.Event()
+
+    def retire(self) -> None:
+        """See `HttpServer`."""
+        self._is_retiring = True
+        for connection in self._connections:
+            connection.retire()
+
+    def close_idle(self) -> None:
+        """See `HttpServer`."""
+        for connection in self._connections:
+            if connection.phase is Phase.IDLE:
+                connection.close_when_idle()
 
     def close(self) -> None:
         """Accept no more, close idle connections at once and the others after a short grace."""
@@ -126,6 +139,8 @@ class Server:
             self._taken.value += 1
             taken.abort()
         connection = self._driver.open(stream)
+        if self._is_retiring:
+            connection.retire()
         self._connections.add(connection)
         self._open.value += 1
         try:

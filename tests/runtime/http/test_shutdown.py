@@ -90,6 +90,33 @@ async def test_a_lame_duck_answers_while_balancers_are_told_to_ask_others(serve:
                 assert answer.status_code == 200
 
 
+async def test_after_the_lame_duck_s_time_no_request_runs_into_a_refusal_on_a_connection_that_was_idle(
+    serve: Any,
+) -> None:
+    """While a stream goes on: the client finds its idle connection closed, and asks elsewhere."""
+    may_finish = trio.Event()
+
+    async def wait_then_finish(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        await may_finish.wait()
+        yield Delta("b", [2], FinishReason.STOP)
+
+    running = await serve(wait_then_finish, lame_duck_s=0.05)
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with running.client() as client:
+        idle = await running.connect()
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            running.service.stop()
+            with trio.fail_after(10):
+                assert await idle.receive_some() == b""
+            may_finish.set()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+    await idle.aclose()
+    await wait_closed(running)
+
+
 async def test_after_the_lame_duck_s_time_the_service_ends(serve: Any) -> None:
     running = await serve(lame_duck_s=0.02)
     running.service.stop()

@@ -64,7 +64,7 @@ class Http1Connection:
         self.socket = wire.socket
         self.dates = refusals.dates
         self._refusals = refusals
-        self.is_closing = False
+        self.is_retiring = self.is_closing = False
         self.address = peer_of(self.socket)
         self._wire, self._config = wire, config
         self._answer, self._on_phase = answer, on_phase
@@ -112,6 +112,10 @@ class Http1Connection:
                 self.output.end()
             await self.output.wait_flushed()
             nursery.cancel_scope.cancel()
+
+    def retire(self) -> None:
+        """See `HttpConnection`. An answer whose head is out has not said so: the next one will."""
+        self.is_retiring = True
 
     def close_when_idle(self) -> None:
         """Answer what is in flight, and nothing else."""
@@ -358,7 +362,8 @@ class Http1Exchange(HttpExchange):
             else:
                 self.is_last = True
         # A client that keeps its connections would send its next request into the close.
-        self.is_last |= self._owner.is_closing or not self.is_body_complete
+        owner = self._owner
+        self.is_last |= owner.is_retiring or owner.is_closing or not self.is_body_complete
         if self.is_last:
             more += b"connection: close\r\n"
         elif not self._is_1_1:

@@ -100,6 +100,7 @@ class Http2Connection:
         """Those whose answer has been sent, and whose body still comes."""
         self._taken = 0
         self._control = bytearray()
+        self._is_retiring = False
         self._is_leaving = False
         """No further stream is taken, by our word or the client's."""
         self._is_over = False
@@ -145,6 +146,10 @@ class Http2Connection:
                 while await self._receive():
                     pass
             nursery.cancel_scope.cancel()
+
+    def retire(self) -> None:
+        """See `HttpConnection`. It ends when its last stream has: some clients give up all of them at a GOAWAY."""
+        self._is_retiring = True
 
     def close_when_idle(self) -> None:
         """Take no more requests; the connection ends after the last answer."""
@@ -292,6 +297,8 @@ class Http2Connection:
             self._forget(stream)
             del self._streams[stream.stream_id]
             self._on_phase(self)
+            if self._is_retiring and not self._streams:
+                self.close_when_idle()
             self._watch_idle()
             self._collect()
         if stream.is_sent and not stream.is_body_complete:

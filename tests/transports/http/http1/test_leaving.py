@@ -201,6 +201,28 @@ async def test_one_in_flight_is_answered_and_closed() -> None:
         assert served.is_over
 
 
+async def test_one_that_retires_ends_with_its_next_answer_and_says_so() -> None:
+    """Not with one whose head has not said so, and not while it is idle: its client would run into the close."""
+    held = Held()
+    async with holding(held) as served:
+        await served.say(GET)
+        held.exchange.start(200, [])
+        held.exchange.write(b"half")
+        served.connection.retire()
+        held.exchange.finish(b"whole")
+        held.may_end.set()
+        await settle()
+        assert b"connection: close" not in served.sent
+        assert not served.is_over
+        held.may_end = trio.Event()
+        await served.say(GET)
+        held.exchange.respond(200, b"next", [])
+        held.may_end.set()
+        await settle()
+        assert served.sent.count(b"connection: close") == 1
+        assert served.is_over
+
+
 async def test_one_that_nobody_reads_is_aborted_at_once() -> None:
     held = Held()
     async with holding(held) as served:

@@ -115,6 +115,24 @@ async def test_a_client_that_leaves_kills_all_its_streams(serve: Any) -> None:
     assert running.value("requests_total", outcome="client_disconnect", **labels) == 10
 
 
+async def test_in_a_lame_duck_s_time_a_connection_ends_behind_its_last_stream(serve: Any) -> None:
+    """And not before: some clients give up the streams under way when they hear that it leaves."""
+    running = await serve(tokens_for_ever, lame_duck_s=60)
+    with closing(await connect(running)) as client:
+        await client.start()
+        first = await client.chat()
+        await client.until(lambda: client.answers[first].body)
+        running.service.stop()
+        live = await client.answer(await client.ask("/live"))
+        said_meanwhile = client.goaway
+        assert (live.status, said_meanwhile) == (200, None)
+        client.h2.reset_stream(first, 8)
+        await client.flush()
+        await client.until(lambda: client.goaway is not None)
+        assert client.goaway == h2.errors.ErrorCodes.NO_ERROR
+    await running.wait_quiet()
+
+
 async def test_head_has_no_body_and_a_path_that_is_none_is_told(serve: Any) -> None:
     running = await serve()
     with closing(await connect(running)) as client:
