@@ -17,6 +17,7 @@ from tests.cli.places import wait_for
 from tests.session.needs import CADDY, HAPROXY, NGINX, Need
 from tests.shipped.test_docs import blocks
 from tests.sources import ROOT
+from trinamo.transports.servers.binaries import free_port
 
 PAGE: Final = ROOT / "docs" / "proxies.md"
 HOST: Final = "api.example.com"
@@ -94,12 +95,6 @@ def proxied(
     finally:
         process.terminate()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        return int(some.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

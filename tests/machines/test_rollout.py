@@ -23,7 +23,7 @@ import yaml
 
 from tests.certificates import Authority
 from tests.cluster.processes import Member, start, until
-from tests.machines.proxies import HOST, PAGE, PROXIES, free_port, proxied
+from tests.machines.proxies import HOST, PAGE, PROXIES, proxied
 from tests.session import needs
 from tests.shipped.test_docs import blocks
 from tests.soak.asking import Answer, Outcome, ask, ask_in_time, judged
@@ -39,6 +39,7 @@ from tests.transports.openai.fake import (
     whole,
 )
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
+from trinamo.transports.servers.binaries import free_port
 
 pytestmark = [
     pytest.mark.slow,

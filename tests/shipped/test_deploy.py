@@ -17,7 +17,6 @@ import yaml
 
 from tests.certificates import Authority
 from tests.sources import ROOT
-from trinamo.cli.children.shared_port import frontend_grace_s
 from trinamo.runtime.config.config import config_notices, load_config
 from trinamo.runtime.process.frontend.dashboard import dashboard_url
 from trinamo.transports.servers.binaries import find_nats_server
@@ -116,32 +115,6 @@ def test_every_pod_is_confined_bounded_and_probed(template: Thing) -> None:
         assert {volume["name"] for volume in pod["volumes"]} <= mounted
 
 
-def test_our_pods_are_asked_whether_they_live_and_whether_they_serve() -> None:
-    ours = [
-        container
-        for _, template in workloads()
-        for container in template["spec"]["containers"]
-        if container["image"].startswith("trinamo:")
-    ]
-
-    assert len(ours) == 3
-    for container in ours:
-        assert container["livenessProbe"]["httpGet"]["path"] == "/live"
-        assert container["readinessProbe"]["httpGet"]["path"] == "/health"
-
-
-def test_every_workload_has_a_disruption_budget_that_selects_it() -> None:
-    selected = {
-        document["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
-        for _, document in manifests()
-        if document["kind"] == "PodDisruptionBudget"
-    }
-
-    assert selected == {
-        template["metadata"]["labels"]["app.kubernetes.io/name"] for _, template in workloads()
-    }
-
-
 def strings(thing: Any) -> Iterator[tuple[str, str]]:
     """Every text in a manifest, with the key it stands under."""
     if isinstance(thing, dict):
@@ -204,10 +177,6 @@ def test_the_configuration_in_the_manifests_is_one(tmp_path: Path, size: str) ->
     assert ports == {config.http.port, config.http.status_port, config.worker.status_port}
     # Every machine's operator finds the dashboard there, which asks for no key.
     assert dashboard_url(config.http, "", "http://pod:9090") == "http://pod:9090/dashboard"
-    ends_s = frontend_grace_s(config)
-    pod = manifest("common/frontend.yaml: Deployment")["spec"]["template"]["spec"]
-    assert config.http.lame_duck_s >= 10
-    assert pod["terminationGracePeriodSeconds"] > ends_s
     patches = yaml.safe_load((DEPLOY / "kubernetes/scraped/kustomization.yaml").read_text())[
         "patches"
     ]

@@ -11,13 +11,28 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from starlette.routing import Route
 
 from tests.session.needs import KUBECTL
 from tests.shipped.kustomize import Thing, render
 from tests.sources import ROOT
+from trinamo.cli.children.shared_port import frontend_grace_s
+from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.config.keys import is_loopback
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.app import HealthAnswer, build_status_app
+from trinamo.runtime.http.metrics import FrontendMetrics
+from trinamo.runtime.http.service import HttpService
+from trinamo.runtime.traces.ring import Traces
+from trinamo.transports.assembly.http import Http
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 SIZES = ("small", "medium", "large")
+NAME = "app.kubernetes.io/name"
+MARGIN_S = 10
+"""For what a process does besides: to hear of the signal, and to import what it needs for its end."""
+PROGRESS_S = 600
+"""Of Kubernetes: a rollout that gets no further for so long has failed."""
 OVERLAY = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -44,6 +59,19 @@ def own(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "kustomization.yaml").write_text(OVERLAY)
     return folder
+
+
+def failing_s(probe: Thing) -> float:
+    """How long a probe takes at most to see that something is not so."""
+    times = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
+    return float(times + probe.get("timeoutSeconds", 1))
+
+
+def configuration(things: list[Thing], folder: Path) -> Config:
+    """What the processes of these manifests read, with the defaults of the code."""
+    path = folder / "trinamo.yaml"
+    path.write_text(named(things)["ConfigMap trinamo"]["data"]["trinamo.yaml"])
+    return load_config(path, environ={})
 
 
 def named(things: list[Thing]) -> dict[str, Thing]:
@@ -109,6 +137,115 @@ def test_prefill_workers_are_as_decode_workers_but_for_their_role() -> None:
     assert prefill == decode.replace("trinamo-worker", "trinamo-prefill").replace(
         "exact]", "exact, --role, prefill]"
     )
+
+
+@pytest.mark.parametrize("size", [*SIZES, "own"])
+def test_what_goes_at_once_leaves_enough(own: Path, size: str, tmp_path: Path) -> None:
+    things = render(own.parent / size)
+    budgets = {
+        each["spec"]["selector"]["matchLabels"][NAME]: each["spec"]["maxUnavailable"]
+        for each in things
+        if each["kind"] == "PodDisruptionBudget"
+    }
+    streams = configuration(things, tmp_path).event_plane.nats.stream_replicas
+
+    assert budgets.keys() == pods(things).keys()
+    for each in things:
+        if each["kind"] == "Deployment":
+            assert budgets[each["metadata"]["name"]] == 1 < each["spec"]["replicas"]
+            # A new one serves before an old one goes.
+            strategy = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+            assert each["spec"]["strategy"] == strategy
+        elif each["kind"] == "StatefulSet" and each["spec"]["replicas"] > 1:
+            # A majority of the members, and of those that have a stream.
+            name, count = each["metadata"]["name"], each["spec"]["replicas"]
+            voting = count if name == "etcd" else min(count, streams)
+            assert 2 * budgets[name] < voting
+
+
+@pytest.mark.parametrize("size", [*SIZES, "own"])
+def test_pods_have_the_time_that_their_configuration_takes_to_end(
+    own: Path, size: str, tmp_path: Path
+) -> None:
+    things = render(own.parent / size)
+    config = configuration(things, tmp_path)
+    for name, template in pods(things).items():
+        pod = template["spec"]
+        (container,) = pod["containers"]
+        ready, live, start = (
+            container[f"{each}Probe"] for each in ("readiness", "liveness", "startup")
+        )
+        if name in ("etcd", "nats"):
+            continue
+        ends_s = config.shutdown.whole_s
+        if name == "trinamo-frontend":
+            ends_s = frontend_grace_s(config)
+            # Whoever goes by readiness, a balancer of the cloud say, sees it before requests are refused.
+            assert failing_s(ready) <= config.http.lame_duck_s
+        # The process itself waits for the balancer, and knows that it leaves; see decision 0050.
+        assert "lifecycle" not in container
+        assert pod["terminationGracePeriodSeconds"] >= ends_s + MARGIN_S
+        # A step that hangs ends the process before a probe does, with words and a drain.
+        assert failing_s(live) > (config.worker.hang_timeout_s or 0)
+        assert failing_s(start) > config.worker.upstream.start_timeout_s
+        assert failing_s(start) < PROGRESS_S
+    (nats,) = (
+        each for each in things if each["kind"] == "ConfigMap" and "nats.conf" in each["data"]
+    )
+    told = re.findall(r"lame_duck_\w+: (\d+)s", nats["data"]["nats.conf"])
+    assert len(told) == 2
+    # SIGTERM behind the `preStop` leaves the lame duck its time.
+    assert pods(things)["nats"]["spec"]["terminationGracePeriodSeconds"] > sum(map(int, told))
+
+
+def test_probes_and_services_name_ports_and_paths_that_there_are(own: Path, tmp_path: Path) -> None:
+    things = render(own)
+    config = configuration(things, tmp_path)
+    env = RealEnv()
+    metrics = FrontendMetrics(env)
+    frontend = HttpService(config.http, env, metrics, Http()).app
+    worker = build_status_app(metrics, Traces(env.clock, 0), lambda: HealthAnswer(True, ""))
+    for role, app, number in (
+        ("frontend", frontend, config.http.port),
+        ("worker", worker, config.worker.status_port),
+        ("prefill", worker, config.worker.status_port),
+    ):
+        (container,) = pods(things)[f"trinamo-{role}"]["spec"]["containers"]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        paths = {each.path for each in app.routes if isinstance(each, Route)}
+        asked = {
+            probe: container[f"{probe}Probe"]["httpGet"]
+            for probe in ("readiness", "liveness", "startup")
+        }
+        assert {ports[each["port"]] for each in asked.values()} == {number}
+        assert {each["path"] for each in asked.values()} <= paths
+        # One that serves nobody is left to live.
+        assert asked["readiness"]["path"] == "/health"
+        assert asked["liveness"]["path"] == asked["startup"]["path"] == "/live"
+    service = named(things)["Service trinamo-frontend"]
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+
+
+@pytest.mark.parametrize("size", [*SIZES, "own"])
+def test_what_leaves_a_machine_is_closed_by_a_secret_that_every_process_mounts(
+    own: Path, size: str, tmp_path: Path
+) -> None:
+    things = render(own.parent / size)
+    config = configuration(things, tmp_path)
+
+    assert not is_loopback(config.data_plane.tcp.host)
+    assert not config.security.clear_tcp
+    for name, template in pods(things).items():
+        if name in ("etcd", "nats"):
+            continue
+        pod = template["spec"]
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        files = {
+            f"{mount['mountPath']}/{item['path']}"
+            for mount in pod["containers"][0]["volumeMounts"]
+            for item in volumes[mount["name"]].get("secret", {}).get("items", ())
+        }
+        assert config.security.secret_file in files
 
 
 @KUBECTL.unless(has_kustomize_5())
