@@ -21,6 +21,7 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "dashboard",
         "tracing",
         "queues",
+        "rollouts",
         "upgrades",
         "security",
         "configuration",

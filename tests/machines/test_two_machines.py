@@ -291,7 +291,7 @@ async def a_page_shows_both_machines(site: Site) -> None:
 
 
 async def restart_everything_in_turn(site: Site) -> None:
-    """As the page's "Upgrades" says: a new worker, then SIGTERM to the old; frontends one by one."""
+    """As `docs/rollouts.md` says: a new worker, then SIGTERM to the old; frontends one by one."""
     for number, machine in enumerate(site.machines):
         new = start_worker(machine, "worker-again")
         site.workers.append(new)
