@@ -1,4 +1,5 @@
-"""Whatever stands in discovery is taken or refused for itself; and which card of a model is in force."""
+"""Whatever stands in discovery is taken or refused for itself, as it was signed or as nothing; and which card of a
+model is in force."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import json
 from typing import Any
 
 import msgspec
+import trio
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.runtime.caller.tables import HandEnv
+from tests.transports.sockets.test_identity import SetEnv
 from trinamo.runtime.caller.router import Router
-from trinamo.runtime.planes import Delete, Entry, Put, Snapshot
+from trinamo.runtime.events.signed import SignedEvents
+from trinamo.runtime.planes import Delete, Entry, Message, Put, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, is_address
 from trinamo.runtime.protocol.discovery.model_cards import (
     ANYBODY,
@@ -20,7 +24,11 @@ from trinamo.runtime.protocol.discovery.model_cards import (
     model_key,
 )
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
+from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.tcp.sockets import split_address
 
 leaves = st.one_of(
@@ -172,3 +180,85 @@ class ModelTableMachine(RuleBasedStateMachine):
 
 
 TestModelTable = ModelTableMachine.TestCase
+
+
+# --- signatures ---
+
+SECRET = b"the secret of these properties, a long one"
+KEY = "instances/a/b/c/1f"
+KEYS = st.sampled_from([KEY, "instances/a/b/c/1e", "instances/a/b/d/1f", "models/m/1f"])
+
+
+class Stored:
+    """One signed entry, as the store has it, and a plane that reads what it is told the store has."""
+
+    def __init__(self, value: bytes) -> None:
+        store = MemoryStore()
+        self.plane = signed_control(MemoryControlPlane(store), SetEnv(), [SECRET])
+        trio.run(self._put, store, value)
+
+    async def _put(self, store: MemoryStore, value: bytes) -> None:
+        lease = await self.plane.grant_lease(60.0)
+        await self.plane.put(KEY, value, lease_id=lease.id)
+        entry = await MemoryControlPlane(store).get(KEY)
+        assert entry is not None
+        self.entry = entry
+
+    def read(self, key: str, value: bytes, lease_id: int) -> bytes:
+        plane: Any = self.plane
+        read: Entry = plane._read(Entry(key, value, 1, 1, lease_id))
+        return read.value
+
+
+VALUES = st.binary(max_size=64)
+
+
+@given(VALUES)
+def test_what_was_signed_is_read(value: bytes) -> None:
+    stored = Stored(value)
+    entry = stored.entry
+    assert stored.read(entry.key, entry.value, entry.lease_id) == value
+
+
+@given(VALUES, KEYS, st.integers(0, 3), st.data())
+def test_what_has_changed_is_read_as_nothing(
+    value: bytes, key: str, lease: int, data: st.DataObject
+) -> None:
+    stored = Stored(value)
+    entry = stored.entry
+    at = data.draw(st.integers(0, len(entry.value) - 1))
+    flipped = data.draw(st.integers(0, 255))
+    changed = bytearray(entry.value)
+    changed[at] ^= flipped
+    cut = bytes(changed[: data.draw(st.sampled_from([len(changed), at]))])
+    is_same = (key, cut, lease) == (entry.key, entry.value, entry.lease_id)
+    read = stored.read(key, cut, lease)
+    assert isinstance(read, Unsigned) is not is_same
+    assert read == (value if is_same else b"")
+
+
+@given(st.binary(max_size=300))
+def test_junk_is_read_as_nothing(value: bytes) -> None:
+    stored = Stored(b"{}")
+    for each in (value, b"{}\n" + value, b'{}\n{"signature":"' + value + b'"}'):
+        assert isinstance(stored.read(KEY, each, stored.entry.lease_id), Unsigned)
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64), st.data())
+def test_a_message_is_opened_as_it_was_published_or_not_at_all(
+    payload: bytes, junk: bytes, data: st.DataObject
+) -> None:
+    events = SignedEvents(MemoryEventPlane(MemoryBroker()), [b"a key of these tests"])
+    code = events._code(0, "a.b", payload)
+    opened = events.opened(Message("a.b", payload + code))
+    assert opened is not None
+    assert opened.payload == payload
+    changed = bytearray(payload + code)
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+
+    async def others() -> None:
+        assert events.opened(Message("a.c", payload + code)) is None
+        assert events.opened(Message("a.b", junk)) is None
+        assert events.opened(Message("a.b", bytes(changed))) is None
+
+    trio.run(others)

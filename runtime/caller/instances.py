@@ -147,6 +147,9 @@ class Instances:
         if record is None:
             self._join(instance)
             return
+        if instance.incarnation > record.instance.incarnation:
+            # It has registered anew since: who leaves registers as draining.
+            record.is_leaving = False
         if record.is_leaving:
             instance = replace(instance, draining=True)
         known, record.instance = record.instance, instance
@@ -206,7 +209,7 @@ class Instances:
             self._log.warning(text, record.instance, ", ".join(spoken)[:80] or "nothing")
 
     def _drains(self, record: InstanceRecord) -> None:
-        """It says so itself, which comes first where the store is away, and is final."""
+        """It says so itself, which comes first where the store is away, until it registers anew."""
         record.is_leaving = True
         if not record.instance.draining:
             record.instance = replace(record.instance, draining=True)

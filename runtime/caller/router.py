@@ -48,6 +48,7 @@ from ..protocol.discovery.instances import EndpointName, Instance, decode_instan
 from ..protocol.discovery.presence import InFlight
 from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
 from ..protocol.kv.names import RoutingHint
+from ..protocol.undecodable import Unsigned
 from ..retries import Retries
 from .instances import InstanceReports, Instances
 from .kv.routing import KvRouting
@@ -175,7 +176,9 @@ class Router:
         try:
             return decode_instance(entry.key, entry.value)
         except RemoteProtocolError as error:
-            _log.warning("discovery entry refused: %s", error.message)
+            # What no member has signed is told once for each key, where it is read.
+            level = logging.DEBUG if isinstance(entry.value, Unsigned) else logging.WARNING
+            _log.log(level, "discovery entry refused: %s", error.message)
             self._refused.tally("instance").value += 1
             return None
 

@@ -7,6 +7,7 @@ that does not count has no series.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -33,6 +34,28 @@ def show_planes(
             ((each.transport,), {"malformed_frames": each.malformed_count}) for each in servers
         ],
         counters={"malformed_frames": "What arrived and was no request"},
+    )
+
+
+@runtime_checkable
+class CountsUnsigned(Protocol):
+    """What drops the words of those who are no members of the cluster, and counts them."""
+
+    unsigned_count: int
+
+
+def show_unsigned(metrics: Metrics, *planes: object) -> None:
+    """Add what was dropped as no member had signed it: one series for both planes, of those that look."""
+    counting = [each for each in planes if isinstance(each, CountsUnsigned)]
+    if not counting:
+        return
+    metrics.readings(
+        "",
+        (),
+        lambda _: [((), {"unsigned_dropped": sum(each.unsigned_count for each in counting)})],
+        counters={
+            "unsigned_dropped": "Entries in discovery and events that no member of the cluster signed"
+        },
     )
 
 

@@ -35,6 +35,8 @@ class DataPlane:
     """Other people's servers by instance id, which are asked where no workers are."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What peers prove to each other that they know; empty if nothing."""
+    report_keys: Sequence[bytes] = attrs.field(default=(), repr=False)
+    """What processes sign by what they tell of themselves by events, the first, and read it by; empty if nothing."""
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -20,10 +20,12 @@ from ..config.config import KILL_TIMEOUT_S, LEAVE_TIMEOUT_S, REVOKE_TIMEOUT_S, C
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import TrinamoError, UnavailableError
+from ..events.signed import signed_events
 from ..http.transport import HttpTransport
 from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.metrics import Metrics
+from ..metrics.planes import show_unsigned
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
@@ -64,6 +66,8 @@ class Runtime:
         self.env = env
         self.control = control
         self.events = events
+        self._told = signed_events(events, data.report_keys)
+        show_unsigned(metrics, control, self._told)
         self.metrics = metrics
         self.worker = worker
         """None in a process that serves nothing."""
@@ -89,7 +93,7 @@ class Runtime:
             config,
             env,
             control,
-            events,
+            self._told,
             data,
             metrics=metrics,
             traces=self.traces,
@@ -241,7 +245,7 @@ class Runtime:
             self._reports = Reports(
                 self.config.router,
                 self.env,
-                self.events,
+                self._told,
                 self._event_nursery,
                 worker,
                 self.metrics,

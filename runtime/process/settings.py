@@ -29,7 +29,7 @@ from ..config.source import nearest
 from ..errors import RequestError
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, Unsigned
 from ..retries import Retries
 from ..sinks import Changes
 
@@ -59,6 +59,10 @@ class Setting(Generic[T]):
         """The value in the JSON text `value`; `RequestError` if it is none of this setting's."""
         if len(value) > VALUE_BYTES_MAX:
             raise RequestError(f"{self.name}: {len(value)} bytes; {VALUE_BYTES_MAX} fit")
+        if isinstance(value, Unsigned):
+            raise RequestError(
+                f"{self.name}: {value.fault}; set it again with `trinamo config set`"
+            )
         try:
             found: T = msgspec.json.decode(value, type=self.type)
         except UNDECODABLE as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -19,6 +19,34 @@ UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 msgspec raises each of the three on peer input. Whoever catches them says whose bytes they were, by
 a `RemoteProtocolError` or `RequestError`.
 """
+
+
+UNSIGNED_REMEDY: Final = (
+    "nobody looks at it. Start its process with this cluster's security.secret_file and this build;"
+    " if it is nobody's, delete it, and see who may write to etcd"
+)
+
+
+class Unsigned(bytes):
+    """In place of the value of an entry in discovery that no member of this cluster has signed: empty.
+
+    So nobody who decodes it finds anything. `fault` says what was wrong, and `said` is what stood
+    there, for the sentence of a refusal.
+    """
+
+    fault: str
+    said: bytes
+
+    def __new__(cls, fault: str, said: bytes) -> Self:
+        made = super().__new__(cls)
+        made.fault, made.said = fault, said
+        return made
+
+
+def check_signed(what: str, value: bytes) -> None:
+    """Refuse an entry that no member has signed: `RemoteProtocolError`, whose text begins with `what`."""
+    if isinstance(value, Unsigned):
+        raise RemoteProtocolError(f"{what}: {value.fault}: {UNSIGNED_REMEDY}")
 
 
 def decoded(decode: Callable[[B], T], data: B, what: str) -> T:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..errors import RemoteProtocolError
-from .undecodable import decoded
+from .undecodable import Unsigned, check_signed, decoded
 
 
 class Version(NamedTuple):
@@ -55,13 +55,17 @@ def with_versions(entry: bytes) -> bytes:
 
 
 def check_versions(what: str, entry: bytes) -> None:
-    """Refuse an entry whose owner speaks no version that is spoken here: `RemoteProtocolError`.
+    """Refuse an entry that no member signed, or whose owner speaks no version that is spoken here.
 
-    The error begins with `what`, and says what both speak and which of them is to be upgraded.
+    The `RemoteProtocolError` begins with `what`, and says what is wrong with the signature, or what both
+    speak and which of them is to be upgraded.
     """
-    told = decoded(_decoder.decode, entry, f"{what}: it tells no versions")
+    # An older build signs nothing, and is told apart from a stranger by what it says.
+    said = entry.said if isinstance(entry, Unsigned) else entry
+    told = decoded(_decoder.decode, said, f"{what}: it tells no versions")
     spoken = tuple(told.protocol[:_TOLD_MAX])
     if common_version(spoken) is not None:
+        check_signed(what, entry)
         return
     newest = max((each for each in map(_parsed, spoken) if each is not None), default=Version(0, 0))
     which = "it is to be upgraded" if newest < SPOKEN[-1] else "this one is to be upgraded"

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import RemoteProtocolError
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, check_signed
 
 WEIGHTS_PREFIX: Final = "weights/"
 CHUNKS_MAX: Final = 1 << 16
@@ -56,6 +56,7 @@ def encode_weights_card(card: WeightsCard) -> bytes:
 
 def decode_weights_card(key: str, value: bytes) -> tuple[str, str, WeightsCard]:
     """Digest, instance and card of an entry; `RemoteProtocolError` for what is none."""
+    check_signed(key[:160], value)
     sha256, _, instance_id = key.removeprefix(WEIGHTS_PREFIX).partition("/")
     try:
         msgspec.convert(sha256, Sha256)

@@ -9,7 +9,7 @@ the work in hand is wrong.
 Every write is fenced: it takes effect only if the key is free or still as our own last write left
 it, so no two living processes own one instance id, and what a process sends under an old lease
 changes nothing. Every key is watched: one of ours that a stranger deletes, or overwrites without a
-lease of his own, is put back (decision 0016).
+lease of his own, is put back (decision 0016); in a cluster with a secret so is one that no member signed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ..protocol.discovery.lease import LeaseTimer
+from ..protocol.undecodable import Unsigned
 from ..retries import Retries
 from ..sinks import Changes
 
@@ -56,6 +57,8 @@ class RegisteredKey:
     """Of the lease under which it was put as `render` has it; 0 if that is still to be done."""
     revision: int = 0
     """Of our own last write under the present lease; 0 if none is known."""
+    written_at: float = math.inf
+    """When that was; infinite before the first."""
     foreign: int = 0
     """The last revision at which it was not what we had put, or was gone."""
     was_ours: bool = False
@@ -98,6 +101,8 @@ def _told(event: WatchEvent, key: str) -> _Told | None:
 _log = logging.getLogger("trinamo.registration")
 _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
+_WRITTEN_ANEW_S: Final = 2 * 3600.0
+"""Signatures are valid for hours: what stands for longer is written again with a fresh one."""
 _CALM_S: Final = 10.0
 """A key that was left alone for so long is put back without much of a pause."""
 
@@ -318,10 +323,13 @@ class Registrar:
         backoff_s = _BACKOFF_MIN_S
         while True:
             self._changed = trio.Event()
-            due = math.inf
             try:
                 await self._put_missing()
                 backoff_s = _BACKOFF_MIN_S
+                written_at = min(
+                    (each.written_at for each in self._keys.values()), default=math.inf
+                )
+                due = written_at + _WRITTEN_ANEW_S
             except LeaseLostError:
                 raise
             except TrinamoError as error:
@@ -334,6 +342,8 @@ class Registrar:
     async def _put_missing(self) -> None:
         failed: ControlPlaneError | None = None
         for key in list(self._keys.values()):
+            if trio.current_time() >= key.written_at + _WRITTEN_ANEW_S:
+                key.incarnation = 0
             if self._is_registered(key):
                 continue
             try:
@@ -374,9 +384,12 @@ class Registrar:
         )
         if not outcome.succeeded:
             held = await self._control.get(key.name)
-            # Under our lease it is ours; under none, no living process holds what once was ours.
+            # Under our lease it is ours; under none, no living process holds what once was ours; and
+            # what no member has signed holds nothing.
             if held is not None and not (
-                held.lease_id == self.state.lease_id or (key.was_ours and not held.lease_id)
+                held.lease_id == self.state.lease_id
+                or (key.was_ours and not held.lease_id)
+                or isinstance(held.value, Unsigned)
             ):
                 whose = f"lease {held.lease_id:x}" if held.lease_id else "no lease"
                 raise FencedError(
@@ -391,7 +404,7 @@ class Registrar:
             )
             if not outcome.succeeded:
                 raise ControlPlaneError(f"{key.name} changes under our hands", definite=True)
-        key.revision = outcome.revision
+        key.revision, key.written_at = outcome.revision, trio.current_time()
         key.was_ours = True
 
     def _fenced(self, key: RegisteredKey, error: FencedError) -> bool:

@@ -19,6 +19,7 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
+from trinamo.transports.assembly.signed import signed_control
 
 from .memory import SECRET, ClusterMemory, tcp_options_of
 from .services import NotedControlPlane, Services
@@ -61,10 +62,11 @@ class SimTransports:
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
-        """The store, over this host's links; what watches deliver is noted."""
+        """The store, over this host's links; what watches deliver is noted, signed or not."""
         async with self._services.open_control(self.name, config, env) as plane:
             self.control = NotedControlPlane(plane, env, self.name)
-            yield cast("ControlPlane", self.control)
+            secrets = [SECRET if config.security.secret_file else b""]
+            yield signed_control(cast("ControlPlane", self.control), env, secrets)
 
     def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
         """The broker, over this host's links."""

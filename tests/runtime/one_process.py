@@ -17,9 +17,11 @@ from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.http import Http
+from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.sockets.identity import report_key
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,
@@ -34,11 +36,15 @@ from trinamo.transports.tcp import (
 
 
 class OneProcess:
-    """A `Transports` whose planes share one store and one broker. Remembers the TCP ends it made."""
+    """A `Transports` whose planes share one store and one broker. Remembers the TCP ends it made.
+
+    With a `secret` its processes seal their connections with it, and sign what they tell each other.
+    """
 
     http = Http()
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes = b"") -> None:
+        self.secret = secret
         self.store = MemoryStore()
         self.broker = MemoryBroker()
         self.spans: list[Span] = []
@@ -49,7 +55,7 @@ class OneProcess:
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
-        yield MemoryControlPlane(self.store)
+        yield signed_control(MemoryControlPlane(self.store), env, [self.secret])
 
     @asynccontextmanager
     async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
@@ -59,7 +65,7 @@ class OneProcess:
     async def open_data(
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
-        options = TcpOptions()
+        options = TcpOptions(secret=self.secret)
         async with (
             open_stream_server(options, env) as home,
             open_request_plane(options, env, home) as requests,
@@ -74,6 +80,8 @@ class OneProcess:
                 request_servers=[server] if serving else [],
                 response_plane=home,
                 call_home=dialer,
+                secret=self.secret,
+                report_keys=[report_key(self.secret)] if self.secret else [],
             )
 
     @asynccontextmanager

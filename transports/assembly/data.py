@@ -61,4 +61,16 @@ async def open_data_plane(
             call_home=calls,
             home_address=home.address,
             secret=options.secret,
+            report_keys=_report_keys(options),
         )
+
+
+def _report_keys(options: TcpOptions) -> list[bytes]:
+    """What reports are signed by, the first, and read by: none without a secret."""
+    secrets = [each for each in (options.secret, options.second_secret) if each]
+    if not secrets:
+        return []
+    # Brings `cryptography` along, which who has no secret never needs.
+    from trinamo.transports.sockets.identity import report_key
+
+    return [report_key(each) for each in secrets]

@@ -30,6 +30,7 @@ from trinamo.transports.tcp import TcpOptions
 
 from .data import open_data_plane
 from .http import Http
+from .signed import signed_control
 from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:
@@ -64,10 +65,11 @@ class RealTransports:
 
             yield MemoryControlPlane()
             return
+        secrets = self._secrets or ()
         if section.backend != "etcd":
             opening = _installed("control_plane.backend", section.backend, "open_control")
             async with opening(section.options, env) as plane:
-                yield plane
+                yield signed_control(plane, env, secrets)
             return
         async with AsyncExitStack() as stack:
             endpoints = list(section.etcd.endpoints)
@@ -75,7 +77,7 @@ class RealTransports:
                 server = await stack.enter_async_context(embedded_etcd(section.etcd))
                 endpoints = [server.endpoint]
             plane = await stack.enter_async_context(open_control_plane(section.etcd, endpoints))
-            yield plane
+            yield signed_control(plane, env, secrets)
 
     @asynccontextmanager
     async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:

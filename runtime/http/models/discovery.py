@@ -23,6 +23,7 @@ from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
 from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import MODEL_PREFIX, ModelChange, ModelTable
 from ...protocol.openai.generate import ModelCard
+from ...protocol.undecodable import UNSIGNED_REMEDY
 from ...retries import Retries
 from .models import ModelManager, RoutedEngine
 
@@ -175,7 +176,9 @@ class _ModelWatch:
     async def _apply(self, change: ModelChange) -> None:
         manager = self._manager
         for why in change.refused:
-            _log.warning("model card refused: %s", why)
+            # What no member has signed is told once for each key, where it is read.
+            level = logging.DEBUG if UNSIGNED_REMEDY in why else logging.WARNING
+            _log.log(level, "model card refused: %s", why)
             entries_refused(manager.metrics).tally("model").value += 1
         for card in (*change.added, *change.updated):
             await self._offer(card)

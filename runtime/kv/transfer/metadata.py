@@ -21,7 +21,7 @@ import trio
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ...protocol.transfer.description import decode_description, decode_descriptions
-from ...protocol.undecodable import UNDECODABLE
+from ...protocol.undecodable import UNDECODABLE, check_signed
 from .routes import RoutedMemory
 
 NIXL_METADATA_KEY: Final = "nixl_metadata"
@@ -155,6 +155,7 @@ class NixlMetadataStore:
         self._cached.pop(engine_id, None)
 
     def _parse(self, engine_id: str, value: bytes) -> NixlMetadata:
+        check_signed(f"metadata of {engine_id}", value)
         if len(value) > METADATA_BYTES_MAX:
             raise RemoteProtocolError(f"metadata of {engine_id} has {len(value)} bytes")
         try:

@@ -107,7 +107,8 @@ def encode_instance(instance: Instance) -> bytes:
 def decode_instance(key: str, value: bytes) -> Instance:
     """The instance registered under `key`.
 
-    Raises `RemoteProtocolError` if the two do not fit, or if it speaks no version that is spoken here.
+    Raises `RemoteProtocolError` if the two do not fit, if no member of this cluster signed it, or if it
+    speaks no version that is spoken here.
     """
     check_versions(key, value)
     instance = decoded(_decoder.decode, value, f"{key}: not an instance")

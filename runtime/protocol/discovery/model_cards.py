@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
-from ..undecodable import decoded
+from ..undecodable import check_signed, decoded
 from ..versions import check_versions, with_versions
 from .instances import EndpointName, is_instance_id
 
@@ -59,9 +59,10 @@ def encode_card(card: ModelCard) -> bytes:
 def decode_card(key: str, value: bytes) -> ModelCard:
     """The card published under `key`.
 
-    Raises `RemoteProtocolError` if the two do not fit, or if who published it speaks no version that is
-    spoken here.
+    Raises `RemoteProtocolError` if the two do not fit, if no member of this cluster signed it, or if who
+    published it speaks no version that is spoken here.
     """
+    check_signed(key, value)
     card = decoded(_decoder.decode, value, f"{key}: not a model card")
     try:
         EndpointName.parse(card.endpoint)

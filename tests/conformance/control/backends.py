@@ -16,10 +16,14 @@ import pytest
 import trio
 import trio.testing
 
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import ControlPlane
+from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
+
+SECRET = b"the secret of a cluster under test"
 
 
 class Link(Protocol):
@@ -167,3 +171,17 @@ class MemoryBackend:
 
     async def compact(self) -> None:
         self.store.compact()
+
+
+class SignedBackend(MemoryBackend):
+    """The same for members of a cluster that has a secret: what they write is signed."""
+
+    @asynccontextmanager
+    async def open_plane(self) -> AsyncIterator[ControlPlane]:
+        async with super().open_plane() as plane:
+            yield signed_control(plane, RealEnv(), [SECRET])
+
+    @asynccontextmanager
+    async def open_linked_plane(self) -> AsyncIterator[tuple[ControlPlane, Link]]:
+        async with super().open_linked_plane() as (plane, link):
+            yield signed_control(plane, RealEnv(), [SECRET]), link

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.control.backends import Backend, MemoryBackend
+from tests.conformance.control.backends import Backend, MemoryBackend, SignedBackend
 from tests.conformance.control.etcd_members import SYSTEM_ETCD, EtcdBackend
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.servers import session_etcd
 from tests.session import needs
 from tests.worlds import in_world
 from trinamo.conformance.control import OpenControl
+from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
 
 _numbers = itertools.count(1)
 
@@ -30,6 +31,7 @@ def system_etcd() -> Iterator[str]:
 @pytest.fixture(
     params=[
         "memory",
+        "signed",
         "simulated",
         pytest.param("etcd", marks=pytest.mark.services),
         pytest.param("system-etcd", marks=pytest.mark.services),
@@ -39,6 +41,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """The implementation under test."""
     if request.param == "memory":
         yield MemoryBackend()
+    elif request.param == "signed":
+        yield SignedBackend()
     elif request.param == "simulated":
         simulated = SimulatedEtcdBackend()
         with in_world(simulated.world):
@@ -56,6 +60,7 @@ def open_plane(backend: Backend) -> OpenControl:
 
 
 @pytest.fixture
-def prefix() -> str:
-    """Where this test's keys are, in a store that others use too."""
-    return f"test-{next(_numbers)}/"
+def prefix(backend: Backend) -> str:
+    """Where this test's keys are, in a store that others use too; below what is signed where that is tested."""
+    signed = INSTANCE_PREFIX if isinstance(backend, SignedBackend) else ""
+    return f"{signed}test-{next(_numbers)}/"

@@ -93,3 +93,26 @@ async def test_a_status_that_makes_no_sense_changes_nothing(
         assert made.reports is not None
         assert made.reports.states.follower.malformed == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_who_registers_anew_drains_no_more(autojump_clock: trio.testing.MockClock) -> None:
+    """It was passed over for good, whoever had said so; one that leaves registers as draining."""
+    broker, one = MemoryBroker(), instance("1")
+    events = MemoryEventPlane(broker)
+    made = Router(
+        MemoryControlPlane(), NAME, SeededEnv(), policy=Policy.LEAST_LOADED, events=events
+    )
+    source = StatusSource(MemoryEventPlane(broker), NAME, instance_id="1", incarnation=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.run)
+        made.apply(Put(entry(one)))
+        nursery.start_soon(source.run)
+        source.drain()
+        await trio.sleep(0.1)
+        assert status(made, one) is InstanceStatus.DRAINING
+        anew = msgspec.structs.replace(one, incarnation=one.incarnation + 1)
+        made.apply(Put(entry(anew)))
+        assert status(made, one) is InstanceStatus.LIVE
+        made.apply(Put(entry(msgspec.structs.replace(anew, incarnation=3, draining=True))))
+        assert status(made, one) is InstanceStatus.DRAINING
+        nursery.cancel_scope.cancel()

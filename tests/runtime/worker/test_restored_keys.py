@@ -88,3 +88,27 @@ async def test_another_living_process_s_hold_on_our_key_stands_until_it_ends(
     assert registered.metrics.value("registrations_fenced_total") > 1
     await registered.others.revoke_lease(lease.id)
     await registered.wait_value(b"incarnation 1")
+
+
+async def test_what_stands_for_hours_is_written_anew(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is signed for hours; each key at its own time, and nobody takes it for a repair."""
+    await registered.registrar.register("k", render)
+    await trio.sleep(3600)
+    await registered.registrar.register("l", render)
+    first = await registered.others.get("k")
+    assert first is not None
+    revisions = []
+    for _ in range(3):
+        await trio.sleep(7200)
+        held = await registered.others.get("k")
+        assert held is not None
+        assert (held.value, held.lease_id) == (first.value, first.lease_id)
+        revisions.append(held.mod_revision)
+    assert len({first.mod_revision, *revisions}) == 4
+    held = await registered.others.get("l")
+    assert held is not None
+    # Of seven hours it stood six.
+    assert held.mod_revision <= revisions[-1] + 1
+    assert registered.metrics.value("registrations_restored_total") == 0

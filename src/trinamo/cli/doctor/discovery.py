@@ -9,6 +9,7 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import TrinamoError
+from trinamo.runtime.protocol.undecodable import UNSIGNED_REMEDY
 from trinamo.runtime.view.facts import WeightsRow, weights_rows
 from trinamo.runtime.view.survey import Survey
 
@@ -62,7 +63,7 @@ def reach_findings(survey: Survey) -> Iterator[Finding]:
 
 
 def cluster_findings(survey: Survey) -> Iterator[Finding]:
-    """One finding for all models, one for each card that frontends refuse, one for each file."""
+    """One finding for all models, one for each entry that frontends refuse, one for each file."""
     models = survey.models
     names = ", ".join(
         each.name + (f" (also {', '.join(each.aliases)})" if each.aliases else "")
@@ -73,7 +74,11 @@ def cluster_findings(survey: Survey) -> Iterator[Finding]:
         yield Finding("models", FindingVerdict.GOOD, f"{names}{more}")
     remedy = "give the workers of one model one engine, one bound of context and one endpoint"
     for why in survey.refused[:TOLD_MAX]:
-        yield Finding("models", FindingVerdict.WARNING, why, remedy)
+        entry, is_unsigned, _ = why.partition(f": {UNSIGNED_REMEDY}")
+        if is_unsigned:
+            yield Finding("signatures", FindingVerdict.WARNING, entry, UNSIGNED_REMEDY)
+        else:
+            yield Finding("models", FindingVerdict.WARNING, why, remedy)
     if len(survey.refused) > TOLD_MAX:
         text = f"{len(survey.refused) - TOLD_MAX} more cards or aliases are refused"
         yield Finding("models", FindingVerdict.WARNING, text, "trinamo status --json")

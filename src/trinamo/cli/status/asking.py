@@ -25,6 +25,7 @@ from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane, reach_control
 from trinamo.transports.assembly.run_file import find_runs
+from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.openai.client import fetch
 from trinamo.transports.tcp import TcpOptions, open_request_plane
 
@@ -84,7 +85,8 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
         return f"etcd at {','.join(endpoints)} does not answer"
     try:
         async with open_control_plane(brief, list(endpoints)) as control:
-            return await read_listing(control)
+            signed = signed_control(control, RealEnv(), _secrets_of(target.config))
+            return await read_listing(signed)
     except ConfigError:
         raise
     except TrinamoError as error:
@@ -94,6 +96,13 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
         raise UnavailableError(f"{error.message}; {more}") from error
 
 
+def _secrets_of(config: Config) -> tuple[bytes, bytes]:
+    """The cluster's, or nothing: who only looks may lack them, and believes entries of anybody then."""
+    with suppress(ConfigError):
+        return read_secrets(config.security)
+    return b"", b""
+
+
 @asynccontextmanager
 async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
     """Tries an address as a frontend with this configuration does; nothing is asked there.
@@ -101,9 +110,7 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
     Without the cluster's secret, which who only looks may lack, just what is on this machine is
     tried.
     """
-    secret = second = b""
-    with suppress(ConfigError):
-        secret, second = read_secrets(config.security)
+    secret, second = _secrets_of(config)
     options = TcpOptions.of(
         config.data_plane.tcp,
         secret=secret,

@@ -1,0 +1,231 @@
+"""Somebody who may write to etcd, or has the token of NATS, and not the cluster's secret: he is nobody.
+
+Each test is an attack that once worked. Store and broker are those of the test's process; what an attacker writes
+there he writes as any client of etcd and NATS would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import trio
+
+from tests.runtime.one_process import OneProcess, open_process
+from tests.transports.tcp.ends import eventually
+from trinamo.runtime.caller.client import Client
+from trinamo.runtime.context import Context
+from trinamo.runtime.events.source import event_subject, topic_of
+from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.process.runtime import Runtime
+from trinamo.runtime.process.settings import SETTINGS_PREFIX
+from trinamo.runtime.protocol.discovery.instances import (
+    EndpointName,
+    FrontendEntry,
+    Instance,
+    encode_frontend,
+    encode_instance,
+    frontend_key,
+)
+from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
+from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.view.listing import read_listing
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.events import MemoryEventPlane
+
+SECRET = b"a secret of these tests, and no other"
+NAME = EndpointName("attack", "backend", "generate")
+
+
+async def told(request: str, _: Context) -> AsyncGenerator[str, None]:
+    yield request
+
+
+@attrs.define
+class Attacked:
+    """Two workers and a caller, and what somebody without the secret reaches."""
+
+    transports: OneProcess
+    workers: list[Runtime]
+    caller: Runtime
+    client: Client
+    store: ControlPlane
+    """As any client of etcd has it."""
+    address: str
+    """Of the attacker's port."""
+    dialled: int = 0
+
+    async def ask(self, times: int) -> None:
+        for _ in range(times):
+            async with self.client.stream("mine", str) as stream:
+                assert [item async for item in stream] == ["mine"]
+
+    def own(self, instance_id: str, **fields: Any) -> Instance:
+        """An instance of the attacker's address."""
+        transports = {"tcp": self.address}
+        made = Instance(endpoint=str(NAME), id=instance_id, transports=transports)
+        return msgspec.structs.replace(made, **fields)
+
+    @property
+    def dropped(self) -> float:
+        return self.caller.metrics.value("unsigned_dropped_total")
+
+
+@asynccontextmanager
+async def attacked(**overrides: Any) -> AsyncIterator[Attacked]:
+    transports = OneProcess(SECRET)
+    async with (
+        open_process(transports, serving=True, **overrides) as one,
+        open_process(transports, serving=True, **overrides) as other,
+        open_process(transports, **overrides) as caller,
+        trio.open_nursery() as nursery,
+    ):
+        for worker in (one, other):
+            await worker.serve(NAME, told, request_type=str)
+        client = await caller.client(NAME)
+        await client.router.wait_instances(2)
+        store = MemoryControlPlane(transports.store)
+
+        async def take(stream: trio.SocketStream) -> None:
+            attack.dialled += 1
+            await stream.aclose()
+
+        listeners = await nursery.start(trio.serve_tcp, take, 0)
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        attack = Attacked(transports, [one, other], caller, client, store, address)
+        yield attack
+        nursery.cancel_scope.cancel()
+
+
+# --- who may write to etcd -------------------------------------------------------------------------
+
+
+async def test_an_address_that_was_overwritten_gets_no_prompt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """77 of 83 prompts went there."""
+    async with attacked() as attack:
+        for _ in range(5):
+            for worker in attack.workers:
+                instance = attack.own(str(worker.instance_id), incarnation=99)
+                await attack.store.put(instance.key, encode_instance(instance))
+            await attack.ask(4)
+        assert attack.dialled == 0
+        assert attack.dropped >= 2
+        # Nobody is known by what the attacker wrote, and the workers are there again in a moment.
+        async with open_process(attack.transports) as fresh:
+            attack.client = await fresh.client(NAME)
+            await attack.client.router.wait_instances(2)
+            await attack.ask(4)
+        assert attack.dialled == 0
+    told = [each for each in caplog.messages if "it has no signature" in each]
+    by_worker = [[each for each in told if str(w.instance_id) in each] for w in attack.workers]
+    # Once in each process that reads it: the worker, its peers that call, and the two callers.
+    assert all(1 <= len(each) <= 4 for each in by_worker), told
+
+
+async def test_a_worker_that_no_member_is_is_neither_listed_nor_asked() -> None:
+    async with attacked() as attack:
+        instance = attack.own("ab" * 8, metadata={"status": f"http://{attack.address}"})
+        card = ModelCard(name="m", endpoint=str(NAME))
+        frontend = FrontendEntry(
+            id="cd" * 8, url=f"http://{attack.address}", status=f"http://{attack.address}"
+        )
+        await attack.store.put(instance.key, encode_instance(instance))
+        await attack.store.put(model_key("m", instance.id), encode_card(card))
+        await attack.store.put(frontend_key(frontend.id), encode_frontend(frontend))
+        await attack.ask(8)
+        assert len(list(attack.client.router.statuses())) == 2
+        listing = await read_listing(attack.caller.control)
+        assert (len(listing.instances), listing.frontends, listing.models) == (2, [], [])
+        assert sum("secret_file" in each for each in listing.refused) == 3
+        assert attack.dialled == 0
+
+
+@pytest.mark.parametrize("way", ["another key", "another lease", "no lease", "a byte changed"])
+async def test_a_copy_of_a_signed_entry_counts_for_nothing(way: str) -> None:
+    async with attacked() as attack:
+        real = attack.own(str(attack.workers[0].instance_id))
+        held = await attack.store.get(real.key)
+        assert held is not None
+        key, value, lease_id = held.key, held.value, held.lease_id
+        match way:
+            case "another key":
+                key = attack.own("ab" * 8).key
+            case "another lease":
+                lease_id = (await attack.store.grant_lease(60.0)).id
+            case "no lease":
+                lease_id = 0
+            case _:
+                value = value.replace(
+                    b'"transports":{"tcp":"127.0.0.1', b'"transports":{"tcp":"127.0.0.2'
+                )
+                assert value != held.value
+        await attack.store.put(key, value, lease_id=lease_id)
+        read = await attack.caller.control.get(key)
+        assert read is not None
+        assert read.value == b""
+        await attack.ask(4)
+        # What was its own is put back, whoever's lease lay on it.
+        with trio.fail_after(10):
+            while (read := await attack.caller.control.get(real.key)) is None or not read.value:
+                await trio.sleep(0.01)
+
+
+async def test_a_setting_that_no_member_wrote_changes_nothing() -> None:
+    async with attacked() as attack:
+        await attack.store.put(f"{SETTINGS_PREFIX}worker.requests_max", b"1")
+        await eventually(lambda: attack.dropped == 1)
+        assert attack.caller.metrics.value("unsigned_dropped_total") == 1
+        for worker in attack.workers:
+            assert worker.worker is not None
+            assert worker.worker.requests_max == worker.config.worker.requests_max
+        await attack.ask(2)
+
+
+# --- who has the token of NATS -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["kv", "least_loaded"])
+async def test_who_is_no_member_drains_nobody(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two messages drained a cluster."""
+    async with attacked(router__policy=policy) as attack:
+        stranger = MemoryEventPlane(attack.transports.broker)
+        with caplog.at_level(logging.WARNING):
+            for number in range(1, 4):
+                for worker in attack.workers:
+                    told = SequencedEvent(
+                        str(worker.instance_id), 2**50, number, msgspec.msgpack.encode("draining")
+                    )
+                    subject = event_subject(topic_of("status", NAME), told.publisher)
+                    await stranger.publish(subject, encode_event(told))
+        await eventually(lambda: attack.dropped == 6)
+        await attack.ask(8)
+        assert {str(status) for _, status, _ in attack.client.router.statuses()} == {"live"}
+    lines = [each for each in caplog.messages if "not signed by a member" in each]
+    assert len(lines) == 1
+
+
+async def test_a_report_that_was_heard_counts_on_no_other_subject() -> None:
+    """Nor with a byte changed; the one it was made for brings nothing that is not known."""
+    async with attacked(router__policy="least_loaded") as attack:
+        stranger = MemoryEventPlane(attack.transports.broker)
+        one, other = (str(each.instance_id) for each in attack.workers)
+        topic = topic_of("load", NAME)
+        async with stranger.subscribe(event_subject(topic, one)) as heard:
+            with trio.fail_after(5):
+                message = await anext(heard)
+        await stranger.publish(event_subject(topic, other), message.payload)
+        await stranger.publish(event_subject(topic_of("status", NAME), one), message.payload)
+        changed = bytes([message.payload[0] ^ 1]) + message.payload[1:]
+        await stranger.publish(message.subject, changed)
+        await eventually(lambda: attack.dropped == 3)
+        await attack.ask(4)

@@ -1,0 +1,128 @@
+"""What members sign in discovery, who may read it without the secret, and what counts for nothing."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+
+import pytest
+
+from tests.transports.sockets.test_identity import ANOTHER, NOW, SECRET, SetClock, SetEnv
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.protocol.discovery.instances import Instance, decode_instance, encode_instance
+from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.transports.assembly.signed import signed_control
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.sockets import signatures as signatures_module
+from trinamo.transports.sockets.identity import RENEWED_S, VALID_S
+from trinamo.transports.sockets.signatures import Signatures
+
+ONE = Instance(endpoint="a/b/c", id="1f" * 8, transports={"tcp": "127.0.0.1:1"})
+VALUE = encode_instance(ONE)
+
+
+def env(at: float = NOW) -> Env:
+    return SetEnv(SetClock(at))
+
+
+def plane(
+    store: MemoryStore, *secrets: bytes, at: float = NOW, seen: Env | None = None
+) -> ControlPlane:
+    return signed_control(MemoryControlPlane(store), seen or env(at), secrets)
+
+
+async def put(store: MemoryStore, secret: bytes = SECRET, *, leased: bool = True) -> None:
+    writer = plane(store, secret)
+    lease_id = (await writer.grant_lease(60.0)).id if leased else 0
+    await writer.put(ONE.key, VALUE, lease_id=lease_id)
+
+
+async def value(reader: ControlPlane) -> bytes:
+    entry = await reader.get(ONE.key)
+    assert entry is not None
+    return entry.value
+
+
+async def test_the_signature_is_a_line_of_its_own_that_tools_may_read() -> None:
+    store = MemoryStore()
+    await put(store)
+    first, second = (await value(MemoryControlPlane(store))).split(b"\n")
+    assert first == VALUE
+    assert len(b64decode(json.loads(second)["signature"])) < 600
+
+
+async def test_who_has_no_secret_reads_it_as_it_is() -> None:
+    store = MemoryStore()
+    await put(store)
+    assert await value(plane(store)) == VALUE
+    await plane(store).put(ONE.key, VALUE)
+    assert await value(MemoryControlPlane(store)) == VALUE
+
+
+@pytest.mark.parametrize("secrets", [[ANOTHER], [SECRET, ANOTHER], [ANOTHER, SECRET]])
+async def test_any_of_the_secrets_counts_and_no_other(secrets: list[bytes]) -> None:
+    store = MemoryStore()
+    await put(store)
+    read = await value(plane(store, *secrets))
+    assert isinstance(read, Unsigned) is (SECRET not in secrets)
+    assert read == (VALUE if SECRET in secrets else b"")
+
+
+async def test_what_nobody_signed_says_so_and_what_to_do() -> None:
+    store = MemoryStore()
+    await plane(store).put(ONE.key, VALUE)
+    reader = plane(store, SECRET)
+    with pytest.raises(RemoteProtocolError, match=r"no signature.*secret_file.*delete it"):
+        decode_instance(ONE.key, await value(reader))
+    assert vars(reader)["unsigned_count"] == 1
+
+
+@pytest.mark.parametrize("leased", [True, False])
+@pytest.mark.parametrize("hours", [-13, -11, 11, 13])
+async def test_what_lives_with_its_owner_is_believed_for_hours(hours: int, *, leased: bool) -> None:
+    """What is written for good is believed for good."""
+    store = MemoryStore()
+    await put(store, leased=leased)
+    read = await value(plane(store, SECRET, at=NOW + hours * 3600))
+    is_old = leased and abs(hours * 3600) > VALID_S
+    assert isinstance(read, Unsigned) is is_old
+    if isinstance(read, Unsigned):
+        assert "clocks" in read.fault
+
+
+async def test_what_is_written_later_is_signed_with_a_fresh_certificate() -> None:
+    store, clock = MemoryStore(), SetClock()
+    writer = plane(store, SECRET, seen=SetEnv(clock))
+    lease_id = (await writer.grant_lease(60.0)).id
+    await writer.put(ONE.key, VALUE, lease_id=lease_id)
+    before = await value(MemoryControlPlane(store))
+    clock.at += RENEWED_S + 1
+    await writer.put(ONE.key, VALUE, lease_id=lease_id)
+    assert await value(MemoryControlPlane(store)) != before
+    assert await value(plane(store, SECRET, at=NOW + RENEWED_S + VALID_S)) == VALUE
+
+
+async def test_keys_that_nobody_acts_on_are_left_as_they_are() -> None:
+    store = MemoryStore()
+    await plane(store, SECRET).put("of/my/own", b"anything")
+    entry = await MemoryControlPlane(store).get("of/my/own")
+    assert entry is not None
+    assert entry.value == b"anything"
+
+
+def test_a_member_signs_for_itself_alone() -> None:
+    signatures = Signatures([SECRET], env())
+    signature = signatures.sign(ONE.id, ONE.key, 1, VALUE)
+    assert signatures.fault(ONE.id, ONE.key, 1, VALUE, signature) == ""
+    assert signatures.fault("2f" * 8, ONE.key, 1, VALUE, signature)
+
+
+def test_a_certificate_for_connections_signs_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the private key of one."""
+    monkeypatch.setattr(signatures_module, "_URI", "trinamo://requests/")
+    signature = Signatures([SECRET], env()).sign(ONE.id, ONE.key, 1, VALUE)
+    monkeypatch.undo()
+    assert Signatures([SECRET], env()).fault(ONE.id, ONE.key, 1, VALUE, signature)

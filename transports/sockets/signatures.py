@@ -1,0 +1,135 @@
+"""Who wrote an entry of the store: the signature of a member, and the certificate that it is made with.
+
+A process shows its certificate in what it writes, as it does on its connections: who reads an entry needs
+the cluster's authority and nothing else. A certificate names whose entries it is for, so that
+nobody else's are believed with it. What an entry says for as long as its owner lives (it is under a lease) is
+signed with a certificate that is valid when it is read; what stands for good, such as a setting, with one of any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+import attrs
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from trinamo.runtime.env import Env
+
+from .identity import RENEWED_S, authority_of
+
+_URI: Final = "trinamo://entries/"
+_LABEL: Final = "trinamo entry"
+"""Keeps what is signed here apart from all else that the same key may sign."""
+_SIGNATURE_BYTES: Final = 64
+_KEPT_MAX: Final = 1 << 13
+"""Verdicts that are remembered: entries are read by several, and again when a watch begins anew."""
+_NO_MEMBERS: Final = "its signature is no member's of this cluster, or of something else"
+
+
+@attrs.frozen
+class _Own:
+    """What this process signs with for one owner."""
+
+    key: Ed25519PrivateKey
+    certificate: bytes
+    issued_at: float
+
+
+@attrs.frozen
+class _Verdict:
+    """What is true of a signature at all times."""
+
+    fault: str
+    """Empty if a member made it."""
+    first: float = 0.0
+    last: float = 0.0
+
+
+class Signatures:
+    """Made and looked at by one process, for and against all who have one of `secrets`: it signs by the first."""
+
+    def __init__(self, secrets: Sequence[bytes], env: Env) -> None:
+        self._env = env
+        self._authority = authority_of(secrets[0])
+        self._authorities = tuple(authority_of(each).certificate for each in secrets)
+        self._own: dict[str, _Own] = {}
+
+    def sign(self, owner: str, key: str, lease_id: int, value: bytes) -> bytes:
+        """The signature of `value` under `key` and its lease, by `owner`, with its certificate behind it."""
+        own = self._own.get(owner)
+        now = self._env.clock.wall()
+        if own is None or abs(now - own.issued_at) > RENEWED_S:
+            issued = self._authority.issue(_URI + owner, self._env)
+            private = load_pem_private_key(issued, None)
+            assert isinstance(private, Ed25519PrivateKey)
+            shown = x509.load_pem_x509_certificate(issued).public_bytes(Encoding.DER)
+            own = self._own[owner] = _Own(private, shown, now)
+        return own.key.sign(_message(key, lease_id, value)) + own.certificate
+
+    def fault(self, owner: str, key: str, lease_id: int, value: bytes, signature: bytes) -> str:
+        """What is wrong with the signature of an entry as it is read; empty if `owner` made it."""
+        message = _message(key, lease_id, value)
+        verdict = _verdict(self._authorities, _URI + owner, message, signature)
+        if verdict.fault or not lease_id:
+            return verdict.fault
+        if verdict.first <= self._env.clock.wall() <= verdict.last:
+            return ""
+        return "its signature is out of date: the clocks differ by hours, or it is a copy"
+
+
+def _message(key: str, lease_id: int, value: bytes) -> bytes:
+    """What is signed: short, as strangers may write much, and verdicts are kept."""
+    return sha256(msgspec.msgpack.encode((_LABEL, key, lease_id, value))).digest()
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _verdict(authorities: tuple[str, ...], uri: str, message: bytes, signature: bytes) -> _Verdict:
+    shown = _member(authorities, signature[_SIGNATURE_BYTES:])
+    if shown is None or shown[1] != uri:
+        return _Verdict(_NO_MEMBERS)
+    key, _, first, last = shown
+    try:
+        key.verify(signature[:_SIGNATURE_BYTES], message)
+    except InvalidSignature:
+        return _Verdict(_NO_MEMBERS)
+    return _Verdict("", first, last)
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _member(
+    authorities: tuple[str, ...], shown: bytes
+) -> tuple[Ed25519PublicKey, str, float, float] | None:
+    """Key, name and time of a certificate; None if none of the authorities has issued it."""
+    try:
+        certificate = x509.load_der_x509_certificate(shown)
+        key = certificate.public_key()
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        (uri,) = names.value.get_values_for_type(x509.UniformResourceIdentifier)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return None
+    if not (
+        isinstance(key, Ed25519PublicKey) and any(_issued(a, certificate) for a in authorities)
+    ):
+        return None
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return key, uri, first.timestamp(), last.timestamp()
+
+
+def _issued(authority: str, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(_authority(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+@lru_cache(maxsize=16)
+def _authority(pem: str) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem.encode())
