@@ -1,6 +1,7 @@
 """The planes under load: a work queue whose consumers are killed, control operations, events.
 
-Starts its own etcd and NATS on loopback. The queue: jobs over two consumer processes, of which one
+Starts its own etcd and NATS on loopback. Unary requests and jobs over NATS also as a cluster with a secret
+seals them, in turns with those in clear; both ends in one process. The queue: jobs over two consumer processes, of which one
 is killed with -9 every second and replaced. Each consumer (`runtime/queues/consumer.py`) writes a
 job's effect, under the job's id and attempt; so an effect may be written again by the next attempt,
 but must be there for every job, once per attempt, and no job may be acked twice.
@@ -9,7 +10,9 @@ but must be there for every job, once per attempt, and no job may be acked twice
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -17,6 +20,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +31,15 @@ import trio.lowlevel
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.conformance.requests.service import Service, result_of, unary  # noqa: E402
 from tests.servers import session_etcd, session_nats  # noqa: E402
 from trinamo.runtime.env import RealEnv  # noqa: E402
-from trinamo.runtime.planes import LeasedJob, QueueLimits, WorkQueue  # noqa: E402
+from trinamo.runtime.planes import LeasedJob, QueueLimits, RequestPlane, WorkQueue  # noqa: E402
 from trinamo.runtime.protocol.queue.consumer import JobOutcome  # noqa: E402
 from trinamo.runtime.queues.consumer import Consumer, ConsumerLimits, open_consumer  # noqa: E402
 from trinamo.transports.etcd import open_etcd  # noqa: E402
-from trinamo.transports.nats import open_nats  # noqa: E402
+from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer, open_nats  # noqa: E402
+from trinamo.transports.sockets.sealing import Sealer  # noqa: E402
 
 QUEUE = "bench"
 LIMITS = QueueLimits(visibility_timeout_s=2, attempts_max=100)
@@ -46,6 +53,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--operations", type=int, default=20_000)
     parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--requests", type=int, default=8_000)
     parser.add_argument("--consumer", nargs=2, metavar=("URL", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.consumer:
@@ -56,6 +64,7 @@ def main() -> None:
         trio.run(run_events, nats.url, options.events)
         trio.run(run_queue, nats.url, options.jobs)
         trio.run(run_taking, nats.url, options.jobs // 4)
+        trio.run(run_sealed, nats.url, options.requests)
     with session_etcd() as etcd:
         trio.run(run_control, etcd.endpoint, options.operations)
 
@@ -189,6 +198,58 @@ async def run_taking(url: str, jobs: int) -> None:
                 f"queue: taken and acked, {JOBS_AT_A_TIME} at a time, by a {kind.__name__}",
                 f"{jobs / elapsed:,.0f}/s; {cpu / jobs * 1e6:.0f} µs CPU each",
             )
+
+
+# --- what is sealed --------------------------------------------------------------------------
+
+
+async def run_sealed(url: str, requests: int) -> None:
+    """Requests of a prompt's size, and jobs, in clear and sealed in turns."""
+    turns: dict[str, list[float]] = {}
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        calls: dict[str, Callable[[int], Awaitable[object]]] = {}
+        for kind, secret in (("clear", b""), ("sealed", bytes(range(32)))):
+            sealers = [Sealer([secret], random.Random(seed)) for seed in (1, 2)]
+            one, other = [
+                await stack.enter_async_context(open_nats(url, sealer=each)) for each in sealers
+            ]
+            server = NatsRequestServer(other, f"bench.{kind}", sealer=sealers[1])
+            await nursery.start(server.serve, Service())
+            plane = NatsRequestPlane(one, nursery, sealer=sealers[0])
+            queue = await stack.enter_async_context(
+                one.work_queue(f"bench-{kind}", limits=QueueLimits(duplicate_window_s=1))
+            )
+            calls |= _sealed_calls(kind, plane, server.address, queue)
+        for _ in range(CONTROL_TURNS + 1):
+            for kind, call in calls.items():
+                tasks = 1 if "job" in kind else 32
+                _, cost_s = await _time_calls(call, tasks, requests // CONTROL_TURNS // 32)
+                turns.setdefault(kind, []).append(cost_s)
+    for kind, (_, *costs) in turns.items():  # The first turn warms up.
+        row(f"{kind}", f"{statistics.median(costs) * 1e6:.0f} µs CPU each")
+
+
+def _sealed_calls(
+    kind: str, plane: RequestPlane, address: str, queue: WorkQueue
+) -> dict[str, Callable[[int], Awaitable[object]]]:
+    ids = itertools.count()
+    prompts = {size: b"x" * size for size in (100, 4_000)}
+
+    async def request(size: int, _: int) -> None:
+        await result_of(plane, address, unary(f"r{next(ids)}"), prompts[size])
+
+    async def job(_: int) -> None:
+        await queue.put(f"job-{next(ids)}", b"x" * 200)
+        taken = await queue.take(wait_s=5)
+        assert taken is not None
+        await queue.ack(taken)
+
+    return {
+        **{f"requests: unary of {size} bytes, {kind}": partial(request, size) for size in prompts},
+        f"queue: a job put, taken and acked, {kind}": job,
+    }
 
 
 # --- control and events ----------------------------------------------------------------------

@@ -145,7 +145,8 @@ class SecurityConfig(Section, frozen=True, kw_only=True):
         about(
             "A file of 32 random bytes or more (`trinamo certs secret` makes one) that is the same on"
             " every machine of the cluster and that not everybody may read. It closes every TCP"
-            " connection between processes: TLS 1.3, with certificates that are derived from it."
+            " connection between processes: TLS 1.3, with certificates that are derived from it; and it"
+            " seals requests and jobs on NATS."
             " null: the ports are bound on loopback only."
         ),
     ] = None

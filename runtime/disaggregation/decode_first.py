@@ -4,11 +4,13 @@
     reserve a place and blocks
     put the job into the queue        ──►    take it
     lend the missing blocks           ◄──    claim it: a stream that lasts as long as both want it
-                                      ──►    told which blocks, and the ticket
+                                      ──►    told the prompt, which blocks, and the ticket
                                              compute; write each block as soon as it is final
     adopt                             ◄──    the last write brings the first token
 
-The claim comes before the work, so a prompt that nobody waits for any more is never computed. The
+The claim comes before the work, so a prompt that nobody waits for any more is never computed. And the
+prompt comes with the claim's answer, from who has the blocks: the job on the broker names it by its hash, so
+nobody reads it there, and nobody puts another one in its place. The
 stream of the claim is the life line of both: when the request ends the prefill worker is told, and
 stops after the step it is in; when the prefill worker goes the decode worker is, and computes the
 prompt itself. A job is tried once, by who takes it: whatever goes wrong, the decode worker does
@@ -49,7 +51,9 @@ from ..protocol.disaggregation.messages import (
     PrefillDone,
     RemotePrefillRequest,
     decode_done,
+    decode_prompt,
     encode,
+    hash_of,
     prefill_request,
 )
 from ..protocol.openai.generate import GenerateRequest
@@ -75,6 +79,7 @@ QUEUE_LIMITS: Final = QueueLimits(
 class _Waiting:
     """One prompt that waits to be computed elsewhere: what both tasks know of it."""
 
+    prompt: bytes
     descriptor: bytes | None = None
     """Of who has claimed it."""
     terms: Lent | None = None
@@ -151,7 +156,8 @@ class DecodeFirst:
         if lendable is None:
             return PrefillReason.POOL_LENT
         job_id = draw_id(self._env.rng)
-        waiting = self._waiting[job_id] = _Waiting()
+        prompt = encode(prefill_request(request, list(reservation.prompt.token_ids)))
+        waiting = self._waiting[job_id] = _Waiting(prompt)
         found: Filled | PrefillReason = PrefillReason.STOPPED
         try:
             with context.cancelled_by_stop():
@@ -159,7 +165,7 @@ class DecodeFirst:
                     job = RemotePrefillRequest(
                         id=job_id,
                         request_id=context.id,
-                        request=prefill_request(request, list(reservation.prompt.token_ids)),
+                        prompt_hash=hash_of(prompt),
                         instance_id=self._transfers.engine_id,
                         timeout_s=self._section.queue_timeout_s,
                         traceparent=leg.traceparent,
@@ -202,7 +208,12 @@ class DecodeFirst:
                 may_write=True,
                 ttl_s=self._section.prefill_timeout_s,
             ) as grant:
-                waiting.terms = Lent(ticket=grant.ticket, block_ids=blocks, skip_blocks=skip)
+                waiting.terms = Lent(
+                    prompt=waiting.prompt,
+                    ticket=grant.ticket,
+                    block_ids=blocks,
+                    skip_blocks=skip,
+                )
                 waiting.lent.set()
                 word: bytes | None = await first_of(grant.completed, waiting.left.wait)
             if word is None:
@@ -282,19 +293,22 @@ class QueuedPrefills:
                 claim, Lent, context=context, instance_id=asked.instance_id
             ) as handoff:
                 lent = await first_item(handoff)
+                prompt = decode_prompt(lent.prompt, asked.prompt_hash)
                 # Compute and write, for as long as the decode worker wants it; it ends the
                 # stream.
                 async with open_nursery() as nursery:
                     nursery.start_soon(wait_end, handoff)
-                    await self._compute(asked, lent, context)
+                    await self._compute(asked.instance_id, prompt, lent, context)
                 record.outcome = PrefillOutcome.DONE
         except RefusedError:
             record.outcome = PrefillOutcome.NOT_WANTED
         except TrinamoError as error:
             record.failed(asked.request_id, error)
 
-    async def _compute(self, asked: RemotePrefillRequest, lent: Lent, context: Context) -> None:
-        async with self._host.prefill_and_keep(asked.request, context) as kept:
+    async def _compute(
+        self, decode_worker: str, prompt: GenerateRequest, lent: Lent, context: Context
+    ) -> None:
+        async with self._host.prefill_and_keep(prompt, context) as kept:
             ours, theirs, skip = kept.block_ids, lent.block_ids, lent.skip_blocks
             if len(ours) != skip + len(theirs):
                 raise RemoteProtocolError(
@@ -309,7 +323,7 @@ class QueuedPrefills:
                         word = encode(PrefillDone(first_token=await kept.first_token()))
                         leg.mark("computed")
                     reports = await self._transfers.write(
-                        asked.instance_id,
+                        decode_worker,
                         ours[written:filled],
                         theirs[written - skip : filled - skip],
                         ticket=lent.ticket,

@@ -84,7 +84,8 @@ def _show_control(metrics: Metrics, control: CountsControl) -> None:
 def _show_events(metrics: Metrics, events: CountsEvents) -> None:
     def rows(_: object) -> Iterator[Row]:
         told = events.statistics()
-        yield (), attrs.asdict(told) | {"connected": told.is_connected}
+        renamed = {"connected": told.is_connected, "refused_messages": told.refused_incoming}
+        yield (), attrs.asdict(told) | renamed
 
     def dropped(_: object) -> Iterator[Row]:
         told = events.statistics()
@@ -99,7 +100,10 @@ def _show_events(metrics: Metrics, events: CountsEvents) -> None:
             "connected": "1 if there is a connection, else 0",
             "waiting_messages": "Messages that wait to be sent",
         },
-        counters={"connections": "Connections made"},
+        counters={
+            "connections": "Connections made",
+            "refused_messages": "Messages that no member had sealed so, or that came again",
+        },
     )
     metrics.readings(
         "event_plane_",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self
 
@@ -20,6 +20,11 @@ class Message:
     payload: bytes
     reply: str = ""
     headers: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def says_nobody(self) -> bool:
+        """Whether it is the broker's reply to a request on a subject that nobody is subscribed to."""
+        return self.headers.get("Status") == "503" and not self.payload
 
 
 class Subscription(Protocol):
@@ -59,11 +64,19 @@ class EventPlane(Protocol):
         """Receive what is published from now on; one member per message within a `group`."""
         ...
 
-    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
-        """Publish and await one reply.
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        accept: Callable[[Message], bool] | None = None,
+    ) -> Message:
+        """Publish and await one reply: the first, or the first that `accept` says yes to.
 
         Raises `UnavailableError` at once if nobody is subscribed, `DeadlineError` when the time
-        is up (the request may have been received).
+        is up (the request may have been received). That nobody is subscribed comes as a reply, too,
+        of which `Message.says_nobody`; whoever does not accept it waits on.
         """
         ...
 

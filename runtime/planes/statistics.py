@@ -41,6 +41,8 @@ class EventStatistics:
     """Messages that could not be sent because a bound was reached or the plane was closed."""
     dropped_incoming: int
     """Messages that found a subscription full, over all subscriptions there ever were."""
+    refused_incoming: int = 0
+    """Requests, answers and jobs that no member of the cluster had sealed so, or that came again."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.transfer import open_memory_transfer_plane
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 from ..core.host import HostState
@@ -66,6 +67,11 @@ def tcp_options_of(config: Config, name: str, port: int = 0) -> TcpOptions:
         secret=SECRET if config.security.secret_file else b"",
         is_clear_allowed=True,
     )
+
+
+def sealer_of(config: Config, env: Env) -> Sealer:
+    """What a process on a host says by the broker."""
+    return Sealer([SECRET if config.security.secret_file else b""], env.rng)
 
 
 class ClusterMemory:

@@ -21,7 +21,7 @@ from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
 from trinamo.transports.assembly.signed import signed_control
 
-from .memory import SECRET, ClusterMemory, tcp_options_of
+from .memory import SECRET, ClusterMemory, sealer_of, tcp_options_of
 from .services import NotedControlPlane, Services
 
 
@@ -77,8 +77,8 @@ class SimTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """The TCP planes, unmodified, on simulated sockets."""
-        options = tcp_options_of(config, self.name)
-        async with open_data_plane(config, env, events, options, serving=serving) as data:
+        options, sealer = tcp_options_of(config, self.name), sealer_of(config, env)
+        async with open_data_plane(config, env, events, options, sealer, serving=serving) as data:
             self.home, self.calls = data.response_plane, data.call_home
             self.requests = data.request_planes["tcp"]
             self.server = next(iter(data.request_servers), None)

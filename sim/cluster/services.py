@@ -36,6 +36,7 @@ from ..core.host import HostState
 from ..core.world import World
 from ..services import SimulatedEtcd, SimulatedNats, open_simulated_etcd
 from ..services.etcd.server import WRITES
+from .memory import sealer_of
 
 if TYPE_CHECKING:
     from ..net.network import Network
@@ -201,7 +202,9 @@ class NetworkServices:
         async with AsyncExitStack() as stack:
             plane: EventPlane | None = None
             while plane is None:
-                opening = open_nats(self.nats.url, config.event_plane.nats, env=env)
+                opening = open_nats(
+                    self.nats.url, config.event_plane.nats, env=env, sealer=sealer_of(config, env)
+                )
                 try:
                     plane = await stack.enter_async_context(opening)
                 except ConnectError:

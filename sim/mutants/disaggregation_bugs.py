@@ -11,7 +11,7 @@ import trio
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation import decode_first, prefill_first
-from trinamo.runtime.disaggregation.decode_first import QueuedPrefills
+from trinamo.runtime.disaggregation.decode_first import DecodeFirst, QueuedPrefills
 from trinamo.runtime.disaggregation.engine import DisaggregatedEngine
 from trinamo.runtime.disaggregation.flow import Filled
 from trinamo.runtime.disaggregation.prefill_first import PrefillFirst
@@ -20,7 +20,7 @@ from trinamo.runtime.engines.loop.steps import StepLoop
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
-from trinamo.runtime.protocol.disaggregation.messages import prefill_request
+from trinamo.runtime.protocol.disaggregation.messages import decode_prompt, prefill_request
 from trinamo.runtime.sinks import Sink
 
 from .planting import Patch, bug, instead_of
@@ -111,13 +111,23 @@ async def life_line_unheard(wait_end: Any, stream: Any) -> None:
         await wait_end(stream)
 
 
-@instead_of(QueuedPrefills, "work")
-async def unclaimed_is_computed(work: Any, self: Any, job: Any, asked: Any) -> None:
-    """A prefill worker computes a job before it asks whether anybody waits for it."""
-    with Context(asked.request_id) as context, suppress(TrinamoError):
-        async with self._host.prefill_and_keep(asked.request, context) as kept:
-            await kept.first_token()
-    await work(self, job, asked)
+@bug
+def unclaimed_is_computed() -> list[Patch]:
+    """A job brings its prompt along, which is computed before anybody is asked who waits for it."""
+    wait, work, prompts = DecodeFirst._wait_claimed, QueuedPrefills.work, dict[str, bytes]()  # noqa: SLF001 -- what is replaced
+
+    async def along(self: Any, job: Any, waiting: Any, leg: Any) -> Any:
+        prompts[job.id] = waiting.prompt
+        return await wait(self, job, waiting, leg)
+
+    async def eager(self: Any, job: Any, asked: Any) -> None:
+        prompt = decode_prompt(prompts[asked.id], asked.prompt_hash)
+        with Context(asked.request_id) as context, suppress(TrinamoError):
+            async with self._host.prefill_and_keep(prompt, context) as kept:
+                await kept.first_token()
+        await work(self, job, asked)
+
+    return [(DecodeFirst, "_wait_claimed", along), (QueuedPrefills, "work", eager)]
 
 
 @instead_of(Grant, "withdraw")

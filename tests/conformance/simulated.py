@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from tests.conformance.control.backends import Link, Server
-from tests.worlds import on_host
+from tests.transports.nats.brokers import Broker, MemoryBrokerUnderTest
+from tests.worlds import in_world, on_host
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.sim import Network, SeedChoices, SimEnv, World
@@ -19,6 +20,7 @@ from trinamo.sim.services import (
     open_simulated_etcd,
 )
 from trinamo.transports.nats import open_nats
+from trinamo.transports.sockets.sealing import Sealer
 
 
 class SimulatedLink:
@@ -118,17 +120,29 @@ class SimulatedBroker:
         self._numbers = itertools.count(1)
         self._is_booted = False
 
-    def connect(self) -> AbstractAsyncContextManager[EventPlane]:
+    def connect(self, *secrets: bytes) -> AbstractAsyncContextManager[EventPlane]:
         if not self._is_booted:
             self._is_booted = True
             self.nats.boot()
         name = f"client-{next(self._numbers)}"
         section = NatsConfig(outgoing_messages_max=64)
         env = SimEnv(self.world, name)
-        return on_host(self.world, name, partial(open_nats, self.nats.url, section, env=env))
+        sealer = Sealer(secrets, env.rng)
+        opening = partial(open_nats, self.nats.url, section, env=env, sealer=sealer)
+        return on_host(self.world, name, opening)
 
     async def stop(self) -> None:
         self.nats.kill()
 
     async def start(self) -> None:
         self.nats.restart()
+
+
+def unreal_broker(kind: str) -> Iterator[Broker]:
+    """The one in memory, or one in a world that the test runs in."""
+    if kind == "memory":
+        yield MemoryBrokerUnderTest()
+        return
+    simulated = SimulatedBroker()
+    with in_world(simulated.world):
+        yield simulated

@@ -66,7 +66,7 @@ LAYERS = (
     Layer("transports.assembly*", ("runtime*", "transports*"), EVERYWHERE),
     Layer("transports.one_sided*", (*FOR_TRANSPORTS, "transports.one_sided*"), EVERYWHERE),
     Layer("transports.etcd*", (*FOR_TRANSPORTS, "transports.etcd*"), (*EVERYWHERE, "grpc", "google")),
-    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
+    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
     Layer("transports.tcp*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.tcp*"), EVERYWHERE),
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*"), EVERYWHERE),
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),

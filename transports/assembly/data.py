@@ -12,6 +12,7 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.transports import DataPlane
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.tcp import (
     TcpOptions,
     open_client,
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_data_plane(
-    config: Config, env: Env, events: EventPlane, options: TcpOptions, *, serving: str | None
+    config: Config,
+    env: Env,
+    events: EventPlane,
+    options: TcpOptions,
+    sealer: Sealer,
+    *,
+    serving: str | None,
 ) -> AsyncIterator[DataPlane]:
-    """TCP for responses; for requests TCP, and NATS beside it if configured.
+    """TCP for responses; for requests TCP, and NATS beside it if configured, by which all is sealed.
 
     `serving` is the id of an instance that takes requests; the server of TCP is its first.
     """
@@ -49,10 +56,11 @@ async def open_data_plane(
             nursery = await stack.enter_async_context(open_nursery())
             stack.callback(nursery.cancel_scope.cancel)
             ack_timeout_s = config.event_plane.nats.ack_timeout_s
-            nats = NatsRequestPlane(events, nursery, ack_timeout_s=ack_timeout_s)
+            nats = NatsRequestPlane(events, nursery, sealer=sealer, ack_timeout_s=ack_timeout_s)
             planes = {nats.transport: nats, **planes}
             if serving:
-                servers.append(NatsRequestServer(events, f"trinamo.requests.{serving}"))
+                address = f"trinamo.requests.{serving}"
+                servers.append(NatsRequestServer(events, address, sealer=sealer))
         calls = await stack.enter_async_context(open_client(options, env))
         yield DataPlane(
             request_planes=planes,

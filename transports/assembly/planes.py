@@ -26,6 +26,7 @@ from trinamo.runtime.config.planes import (
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.tcp import TcpOptions
 
 from .data import open_data_plane
@@ -50,6 +51,7 @@ class RealTransports:
 
     def __init__(self) -> None:
         self._secrets: tuple[bytes, bytes] | None = None
+        self._sealer: Sealer | None = None
 
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
@@ -99,16 +101,16 @@ class RealTransports:
                 server = await stack.enter_async_context(embedded_nats(nats))
                 servers = [server.url]
                 nats = msgspec.structs.replace(nats, token=Secret(server.token))
-            plane = await stack.enter_async_context(open_event_plane(nats, servers))
-            yield plane
+            opening = open_event_plane(nats, servers, self._sealer_of(config, env))
+            yield await stack.enter_async_context(opening)
 
     @asynccontextmanager
     async def open_data(
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
-        options = self._tcp_options(config)
-        async with open_data_plane(config, env, events, options, serving=serving) as data:
+        options, sealer = self._tcp_options(config), self._sealer_of(config, env)
+        async with open_data_plane(config, env, events, options, sealer, serving=serving) as data:
             yield data
 
     @asynccontextmanager
@@ -133,6 +135,13 @@ class RealTransports:
         options = self._tcp_options(config)
         async with open_transfer_chain(config.data_plane, env, options) as chain:
             yield chain
+
+    def _sealer_of(self, config: Config, env: Env) -> Sealer:
+        """One for all that this process says by brokers."""
+        if self._sealer is None:
+            options = self._tcp_options(config)
+            self._sealer = Sealer((options.secret, options.second_secret), env.rng)
+        return self._sealer
 
     def _tcp_options(self, config: Config) -> TcpOptions:
         """The secrets are read once: a file that changes later must not leave a process with two."""
@@ -234,14 +243,16 @@ async def open_control_plane(
 
 
 @asynccontextmanager
-async def open_event_plane(section: NatsConfig, servers: list[str]) -> AsyncIterator[EventPlane]:
+async def open_event_plane(
+    section: NatsConfig, servers: list[str], sealer: Sealer | None = None
+) -> AsyncIterator[EventPlane]:
     """NATS, connected; `ConnectError` with what to do if that fails."""
     from trinamo.transports.nats import open_nats
 
     where = ", ".join(servers)
     async with AsyncExitStack() as stack:
         try:
-            plane = await stack.enter_async_context(open_nats(servers, section))
+            plane = await stack.enter_async_context(open_nats(servers, section, sealer=sealer))
         except ConnectError as error:
             if "Authorization" in error.message:
                 raise ConnectError(

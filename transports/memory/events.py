@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
@@ -30,6 +30,8 @@ from trinamo.runtime.planes.subjects import check_message, check_pattern
 from .queue import MemoryQueues, MemoryWorkQueue
 
 _NO_RESPONDERS = {"Status": "503"}
+_REPLIES_MAX = 64
+"""Of one request that wait to be looked at."""
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -262,22 +264,27 @@ class MemoryEventPlane:
         with self._broker.attach(subject, group=group, pending_max=pending_max) as subscription:
             yield subscription
 
-    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> Message:
-        """Publish and await one reply.
-
-        Raises `UnavailableError` at once if nobody is subscribed and `DeadlineError` after
-        `timeout_s`; it is definite if the broker was away all the time.
-        """
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        accept: Callable[[Message], bool] | None = None,
+    ) -> Message:
+        """See `EventPlane.request`; a `DeadlineError` is definite if the broker was always away."""
         await trio.lowlevel.checkpoint()
         self._request_count += 1
         inbox = f"_INBOX.{self._number}.{self._request_count}"
-        with self._broker.attach(inbox, group="", pending_max=1) as replies:
+        with self._broker.attach(inbox, group="", pending_max=_REPLIES_MAX) as replies:
             sent = self._publish(subject, payload, inbox, {})
             was_recalled = False
             try:
                 with trio.move_on_after(timeout_s):
                     reply = await anext(replies)
-                    if reply.headers == _NO_RESPONDERS and not reply.payload:
+                    while accept is not None and not accept(reply):
+                        reply = await anext(replies)
+                    if reply.says_nobody:
                         raise UnavailableError(f"nobody is subscribed to {subject}")
                     return reply
             finally:

@@ -10,6 +10,7 @@ from trinamo.runtime.config.planes import NatsConfig, need_servers
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.transports.sockets.sealing import Sealer
 
 from .options import NatsOptions, tls_context
 from .plane import NatsEventPlane
@@ -22,10 +23,12 @@ async def open_nats(
     *,
     tls: ssl.SSLContext | None = None,
     env: Env | None = None,
+    sealer: Sealer | None = None,
 ) -> AsyncIterator[NatsEventPlane]:
     """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
 
-    Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own.
+    Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own. `sealer`
+    seals the jobs of work queues; without one they go as they are.
     Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
     takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
     Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
@@ -54,6 +57,7 @@ async def open_nats(
         island,
         inbox=f"_INBOX.{env.rng.getrandbits(128):032x}",
         env=env,
+        sealer=sealer or Sealer([], env.rng),
         stream_replicas=section.stream_replicas,
     )
     async with open_nursery() as nursery:

@@ -7,7 +7,7 @@ Work queues on JetStream are in `nats/queue/work_queue.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -18,6 +18,7 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, DeadlineError, UnavailableError
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 from trinamo.runtime.planes.subjects import check_message, check_pattern
+from trinamo.transports.sockets.sealing import Sealer
 
 from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues
@@ -30,6 +31,7 @@ YIELD_EVERY = 16
 class _Call:
     """One request that waits for its reply."""
 
+    accept: Callable[[Message], bool] | None
     answered: trio.Event = attrs.field(factory=trio.Event)
     reply: Message | None = None
 
@@ -73,8 +75,11 @@ class NatsSubscription:
 class NatsEventPlane:
     """An open connection to NATS; made by `open_nats` of `opening.py`."""
 
-    def __init__(self, line: Line, *, inbox: str, env: Env, stream_replicas: int = 1) -> None:
+    def __init__(
+        self, line: Line, *, inbox: str, env: Env, sealer: Sealer, stream_replicas: int = 1
+    ) -> None:
         self._line = line
+        self._sealer = sealer
         self._inbox = inbox
         self._calls: dict[str, _Call] = {}
         self._call_count = 0
@@ -117,6 +122,7 @@ class NatsEventPlane:
             dropped_outgoing=self._line.outbox.dropped,
             dropped_incoming=self._dropped_before
             + sum(subscription.dropped for subscription in self._subscriptions),
+            refused_incoming=self._sealer.refused,
         )
 
     async def publish(
@@ -171,16 +177,13 @@ class NatsEventPlane:
         *,
         timeout_s: float,
         headers: Mapping[str, str] = {},
+        accept: Callable[[Message], bool] | None = None,
     ) -> Message:
-        """Publish and await one reply.
-
-        Raises `UnavailableError` at once if nobody is subscribed, and `DeadlineError` after
-        `timeout_s`: definite if the request never left this process, and then it never will.
-        """
+        """See `EventPlane.request`; a `DeadlineError` is definite if it never left, and never will."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._call_count += 1
         token = f"{self._call_count:x}"
-        call = self._calls[token] = _Call()
+        call = self._calls[token] = _Call(accept)
         was_withdrawn = False
         try:
             publication = self._put(subject, payload, f"{self._inbox}.{token}", headers)
@@ -193,7 +196,7 @@ class NatsEventPlane:
         finally:
             del self._calls[token]
         if call.reply is not None:
-            if call.reply.headers.get("Status") == "503" and not call.reply.payload:
+            if call.reply.says_nobody:
                 raise UnavailableError(f"nobody is subscribed to {subject}")
             return call.reply
         self._check_open()
@@ -213,6 +216,7 @@ class NatsEventPlane:
             replicas=self._stream_replicas,
             inbox=f"{self._inbox}-{self._queue_count:x}",
             env=self._env,
+            sealer=self._sealer,
         ) as queue:
             yield queue
 
@@ -251,7 +255,9 @@ class NatsEventPlane:
     def _on_reply(self, message: Message) -> None:
         call = self._calls.get(message.subject.rpartition(".")[2])
         # None: an answer after the deadline. Already answered: a second responder.
-        if call is not None and call.reply is None:
+        if call is None or call.reply is not None:
+            return
+        if call.accept is None or call.accept(message):
             call.reply = message
             call.answered.set()
 

@@ -5,6 +5,11 @@ is a subject that one worker subscribes to. Envelopes and cancels are the frames
 plane and travel on the same subject, so a cancel cannot overtake its request. Messages are at most
 once: a lost request or answer ends in the caller's deadline, and an instance that died is for the
 caller to notice in discovery. Responses stream over `transports/tcp`, not over NATS.
+
+In a cluster with a secret all of it is sealed (`transports/sockets/sealing.py`): a request and a cancel for
+the subject, once, an answer for the request that it answers. What does not open is dropped and counted,
+and answered by nothing, so whoever has only the broker's token learns nothing and ends nothing. That nobody
+is subscribed he could say, too; it is believed once a probe was not answered either.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from functools import partial
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from trinamo.runtime.errors import (
@@ -27,6 +33,7 @@ from trinamo.runtime.errors import (
     RemoteProtocolError,
     RequestError,
     TrinamoError,
+    UnavailableError,
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import (
@@ -51,11 +58,24 @@ from trinamo.runtime.protocol.streams.request import (
     failure,
 )
 from trinamo.runtime.worker.requests import RequestTable
+from trinamo.transports.sockets.sealing import HEAD_BYTES, Sealer
 
 _log = logging.getLogger("trinamo.nats")
 _PENDING_MAX: Final = 4096
 
 CANCEL_PATIENCE_S = 0.5
+PROBE_PATIENCE_S: Final = 1.0
+"""How long an instance that is said to be gone may take to say that it is there."""
+
+
+def about_request(address: str) -> bytes:
+    """What a sealed request or cancel is about."""
+    return b"request " + address.encode()
+
+
+def about_answer(asked: bytes) -> bytes:
+    """What the sealed answer to the sealed request `asked` is about."""
+    return b"answer " + asked[:HEAD_BYTES]
 
 
 class NatsRequestServer:
@@ -63,7 +83,8 @@ class NatsRequestServer:
 
     At most `requests_max` unary requests run at once, and the next gets the NACK `overloaded`; for
     streaming requests the service itself decides. At most `_PENDING_MAX` messages wait to be looked
-    at. A malformed message is answered with the NACK `invalid`, if it can be answered, and counted.
+    at. A malformed message is answered with the NACK `invalid`, if it can be answered, and counted; one
+    that does not open is counted.
     """
 
     def __init__(
@@ -71,9 +92,11 @@ class NatsRequestServer:
         events: EventPlane,
         address: str,
         *,
+        sealer: Sealer,
         requests_max: int = 1024,
     ) -> None:
         self.malformed_count = 0
+        self._sealer = sealer
         self._events = events
         self._address = address
         self._requests_max = requests_max
@@ -116,9 +139,17 @@ class NatsRequestServer:
                 await self._take(message, self._requests)
 
     async def _take(self, message: Message, requests: RequestTable) -> None:
-        reply = partial(self._reply, message.reply) if message.reply else None
+        reply = None
+        if message.reply:
+            reply = partial(self._reply, message.reply, about_answer(message.payload))
         try:
-            header, payload = decode_frame(message.payload)
+            frame = self._sealer.open(message.payload, about_request(self._address), once=True)
+        except RemoteProtocolError as error:
+            self.malformed_count += 1
+            _log.warning("request plane: a message is refused: %s", error)
+            return
+        try:
+            header, payload = decode_frame(frame)
             answer = requests.take(header, payload, reply)
         except RemoteProtocolError as error:
             self.malformed_count += 1
@@ -127,13 +158,14 @@ class NatsRequestServer:
         if answer is not None and reply is not None:
             await reply(answer, b"")
 
-    async def _reply(self, to: str, answer: RequestAnswer, result: bytes) -> None:
-        frame = encode_frame(encode_answer(answer), result)
-        if len(frame) > self._events.message_bytes_max:
-            size = f"an answer of {len(frame)} bytes; {self._events.message_bytes_max} fit"
-            frame = encode_frame(encode_answer(failure(answer.id, EventPlaneError(size))))
+    async def _reply(self, to: str, about: bytes, answer: RequestAnswer, result: bytes) -> None:
+        sealed = self._sealer.seal(encode_frame(encode_answer(answer), result), about)
+        if len(sealed) > self._events.message_bytes_max:
+            size = f"an answer of {len(sealed)} bytes; {self._events.message_bytes_max} fit"
+            short = encode_frame(encode_answer(failure(answer.id, EventPlaneError(size))))
+            sealed = self._sealer.seal(short, about)
         try:
-            await self._events.publish(to, frame)
+            await self._events.publish(to, sealed)
         except (OverloadedError, ConnectError, RequestError) as error:
             # The caller runs into its deadline, as with any message that was lost.
             _log.warning("request %s: cannot answer: %s", answer.id, error)
@@ -154,10 +186,11 @@ class NatsRequestPlane:
         events: EventPlane,
         nursery: trio.Nursery,
         *,
+        sealer: Sealer,
         ack_timeout_s: float = 10.0,
         answer_timeout_s: float = math.inf,
     ) -> None:
-        self._events, self._nursery = events, nursery
+        self._events, self._nursery, self._sealer = events, nursery, sealer
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
 
@@ -191,16 +224,66 @@ class NatsRequestPlane:
         except RequestError as error:
             # Discovery's word, or the instance's: not the client's fault, and nothing was sent.
             raise ConnectError(f"no way to {address!r}: {error.message}") from error
-        frame = encode_frame(encode_envelope(envelope), payload)
-        if len(frame) > self._events.message_bytes_max:
+        sealed = self.sealed(address, encode_envelope(envelope), payload)
+        if len(sealed) > self._events.message_bytes_max:
             raise RequestError(
-                f"a request of {len(frame)} bytes; {self._events.message_bytes_max} fit"
+                f"a request of {len(sealed)} bytes; {self._events.message_bytes_max} fit"
             )
         is_unary = envelope.kind is RequestKind.UNARY
         timeout_s = self._answer_timeout_s if is_unary else self._ack_timeout_s
-        delivery = _Delivery(self._events, address, envelope, take, timeout_s)
-        self._nursery.start_soon(delivery.run, frame)
+        delivery = _Delivery(self, address, envelope, take, timeout_s)
+        self._nursery.start_soon(delivery.run, sealed)
         return delivery
+
+    def sealed(self, address: str, header: bytes, payload: bytes = b"") -> bytes:
+        """A frame as it goes to `address`."""
+        return self._sealer.seal(encode_frame(header, payload), about_request(address))
+
+    async def tell(self, address: str, header: bytes) -> None:
+        """Publish a frame that has no answer; raises as `EventPlane.publish`."""
+        await self._events.publish(address, self.sealed(address, header))
+
+    async def ask(
+        self, address: str, sealed: bytes, timeout_s: float, *, on_nobody: Callable[[], object]
+    ) -> bytes:
+        """The frame that answers the request `sealed`; raises as `EventPlane.request`.
+
+        Where it is sealed, `on_nobody` is called when somebody says that nobody is subscribed, and the
+        answer is waited for all the same.
+        """
+        answer, nobody_said = b"", False
+
+        def accept(reply: Message) -> bool:
+            nonlocal answer, nobody_said
+            if reply.says_nobody and self._sealer.seals:
+                if not nobody_said:
+                    nobody_said = True
+                    on_nobody()
+                return False
+            try:
+                answer = self._sealer.open(reply.payload, about_answer(sealed))
+            except RemoteProtocolError as error:
+                _log.warning("request plane: an answer is refused: %s", error)
+                return False
+            return True
+
+        await self._events.request(address, sealed, timeout_s=timeout_s, accept=accept)
+        return answer
+
+    def probe(self, address: str, envelope: Envelope, waiting: trio.CancelScope) -> None:
+        """End a wait for the answer to `envelope` unless somebody at `address` answers a probe soon."""
+        self._nursery.start_soon(self._probe, address, envelope, waiting)
+
+    async def _probe(self, address: str, envelope: Envelope, waiting: trio.CancelScope) -> None:
+        probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
+        sealed = self.sealed(address, encode_envelope(probe))
+        try:
+            await self.ask(address, sealed, PROBE_PATIENCE_S, on_nobody=lambda: None)
+        except DeadlineError as error:
+            if not error.definite:
+                waiting.cancel()
+        except TrinamoError:
+            pass  # It never left, so that no answer came says nothing.
 
     async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
         """Return: a broker is always asked."""
@@ -211,7 +294,7 @@ class NatsRequestPlane:
 class _Delivery:
     """One request under way, and who takes its answer."""
 
-    _events: EventPlane
+    _plane: NatsRequestPlane
     _address: str
     _envelope: Envelope
     _take: TakeAnswer | None
@@ -232,13 +315,13 @@ class _Delivery:
             self._take = self._reason = None
             self._scope.cancel()
 
-    async def run(self, frame: bytes) -> None:
+    async def run(self, sealed: bytes) -> None:
         """Send the request, and wait for its answer."""
         answer: RequestAnswer | TrinamoError
         result = b""
         with self._scope:
             try:
-                answer, result = await self._ask(frame)
+                answer, result = await self._ask(sealed)
             except TrinamoError as error:
                 answer = error
             except trio.Cancelled:
@@ -252,9 +335,14 @@ class _Delivery:
                 take, self._take = self._take, None
                 take(answer, result)
 
-    async def _ask(self, frame: bytes) -> tuple[RequestAnswer, bytes]:
+    async def _ask(self, sealed: bytes) -> tuple[RequestAnswer, bytes]:
+        frame: bytes | None = None
         try:
-            reply = await self._events.request(self._address, frame, timeout_s=self._timeout_s)
+            with trio.CancelScope() as waiting:
+                doubt = partial(self._plane.probe, self._address, self._envelope, waiting)
+                frame = await self._plane.ask(
+                    self._address, sealed, self._timeout_s, on_nobody=doubt
+                )
         except DeadlineError as error:
             if error.definite:
                 raise ConnectError(error.message) from error
@@ -265,7 +353,9 @@ class _Delivery:
             raise DisconnectedError(
                 f"{self._address} did not answer the envelope within {self._timeout_s:g} s"
             ) from error
-        header, result = decode_frame(reply.payload)
+        if frame is None:
+            raise UnavailableError(f"nobody is subscribed to {self._address}")
+        header, result = decode_frame(frame)
         answer = decode_answer(header)
         request_id = self._envelope.id
         is_for_us = answer.id == request_id
@@ -278,8 +368,7 @@ class _Delivery:
         # lets it happen although the request is being cancelled.
         with trio.move_on_after(CANCEL_PATIENCE_S, shield=True):
             try:
-                cancel = encode_frame(encode_cancel(self._envelope.id, reason))
-                await self._events.publish(self._address, cancel)
+                await self._plane.tell(self._address, encode_cancel(self._envelope.id, reason))
             except (OverloadedError, ConnectError) as error:
                 text = "request %s: cannot tell the worker to cancel: %s"
                 _log.warning(text, self._envelope.id, error)

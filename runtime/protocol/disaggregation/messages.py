@@ -1,8 +1,9 @@
 """What decode and prefill workers say to each other about one prompt, in both modes.
 
 *Decode first*: the decode worker has blocks for the prompt. It puts a `RemotePrefillRequest` into the
-work queue; whoever takes it opens a stream to the decode worker with a `Claim`, and is told where to
-write (`Lent`). Its last write notifies with a `PrefillDone`. The stream is the life line of both.
+work queue, which names the prompt by its hash: a broker carries none. Whoever takes it opens a stream to
+the decode worker with a `Claim`, and is told the prompt and where to write (`Lent`). Its last write notifies
+with a `PrefillDone`. The stream is the life line of both.
 
 *Prefill first*: the decode worker opens a stream to a prefill worker with a `PrefillAsk`. That one
 says when it begins (`Begun`), computes, and says where the blocks can be read (`Kept`).
@@ -13,6 +14,7 @@ after it (`Pairing`): who does not fit is not found.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from typing import Annotated, Any, Final, TypeVar
 
@@ -27,6 +29,7 @@ from ..transfer.settlement import PEER_BYTES_MAX
 from ..undecodable import UNDECODABLE
 
 JOB_ID_CHARS_MAX: Final = 128
+HASH_BYTES: Final = 32
 _TOKEN_ID_BYTES_MAX: Final = 5
 _OTHER_FIELDS_BYTES: Final = 1 << 14
 _SHAPE_BYTES_MAX: Final = 1 << 17
@@ -69,14 +72,14 @@ class Pairing:
 
 
 class RemotePrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the work queue: compute this prompt for that decode worker."""
+    """A job of the work queue: ask that decode worker for this prompt, and compute it."""
 
     id: Name
     """Of the job, and of the claim."""
     request_id: str
     """What the client's request is called, for logs."""
-    request: GenerateRequest
-    """As `prefill_request` makes it."""
+    prompt_hash: Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    """Of what its claim is answered with."""
     instance_id: Name
     """The decode worker."""
     timeout_s: Seconds
@@ -94,11 +97,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lent(msgspec.Struct, frozen=True, kw_only=True):
-    """The decode worker's answer: write these blocks, with this ticket.
+    """The decode worker's answer: compute this prompt, and write these blocks, with this ticket.
 
     `block_ids` are those of the prompt without its first `skip_blocks`, which are there already.
     """
 
+    prompt: bytes
+    """A `GenerateRequest` as `prefill_request` makes it, of the hash that the job names."""
     ticket: Ticket
     block_ids: BlockIds
     skip_blocks: TokenCount
@@ -161,6 +166,18 @@ def prefill_request(request: GenerateRequest, token_ids: list[int]) -> GenerateR
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def hash_of(prompt: bytes) -> bytes:
+    """What a job calls an encoded prompt."""
+    return hashlib.sha256(prompt).digest()
+
+
+def decode_prompt(prompt: bytes, prompt_hash: bytes) -> GenerateRequest:
+    """The prompt that a job names; `RemoteProtocolError` if it is another one, or none."""
+    if hash_of(prompt) != prompt_hash:
+        raise RemoteProtocolError("the prompt is not the one that the job names")
+    return _decode(prompt, GenerateRequest)
 
 
 def decode_job(payload: bytes) -> RemotePrefillRequest:

@@ -99,6 +99,7 @@ class Broker:
     def publish(self, message: Publish, sender: _Client) -> None:
         """Take in what a client says: a request of JetStream, a message for a stream, or for others."""
         if self.streams.takes(message.subject):
+            self.send(message)
             if self.machine.is_leaderless:
                 # A stream between two leaders has no responder.
                 sender.say_nobody(message)

@@ -266,6 +266,39 @@ class EventPlaneConformance:
                 reply = await plane.request(subject, b"y", timeout_s=10)
         assert reply.payload == b"in time"
 
+    async def test_a_request_waits_for_a_reply_that_is_accepted(
+        self, plane: EventPlane, other: EventPlane, subject: str
+    ) -> None:
+        seen: list[bytes] = []
+
+        def accept(reply: Message) -> bool:
+            seen.append(reply.payload)
+            return reply.payload == b"right"
+
+        async def answer(subscription: Subscription) -> None:
+            asked = await receive(subscription)
+            for payload in (b"", b"wrong", b"right", b"late"):
+                await other.publish(asked.reply, payload)
+
+        async with other.subscribe(subject) as subscription, trio.open_nursery() as nursery:
+            nursery.start_soon(answer, subscription)
+            reply = await plane.request(subject, b"x", timeout_s=10, accept=accept)
+        assert reply.payload == b"right"
+        assert seen == [b"", b"wrong", b"right"]
+
+    async def test_nobody_is_a_reply_that_may_be_refused(
+        self, plane: EventPlane, subject: str
+    ) -> None:
+        seen: list[bool] = []
+
+        def refuse(reply: Message) -> bool:
+            seen.append(reply.says_nobody)
+            return False
+
+        with pytest.raises(DeadlineError):
+            await plane.request(subject, b"x", timeout_s=0.1, accept=refuse)
+        assert seen == [True]
+
     async def test_a_receive_that_is_cancelled_loses_nothing(
         self, plane: EventPlane, subject: str
     ) -> None:

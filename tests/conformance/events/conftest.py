@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.simulated import SimulatedBroker
+from tests.conformance.simulated import unreal_broker
 from tests.session import needs
 from tests.transports.nats.brokers import (
     Broker,
-    MemoryBrokerUnderTest,
     NatsServerUnderTest,
     private_server,
 )
-from tests.worlds import in_world
 from trinamo.conformance.events import OpenEvents
 from trinamo.transports.servers.binaries import find_nats_server
 
@@ -42,26 +40,17 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     elif request.param == "nats-debian":
         yield NatsServerUnderTest(request.getfixturevalue("debian_url"))
     else:
-        yield from _unreal(request.param)
+        yield from unreal_broker(request.param)
 
 
 @pytest.fixture(params=["memory", "simulated", NATS])
 def mortal_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """One that may be killed and started again at its address; what it has stored stays."""
     if request.param != "nats":
-        yield from _unreal(request.param)
+        yield from unreal_broker(request.param)
         return
     with private_server(find_nats_server(), "-js", "-sd", str(tmp_path)) as server:
         yield NatsServerUnderTest(server.url, server)
-
-
-def _unreal(kind: str) -> Iterator[Broker]:
-    if kind == "memory":
-        yield MemoryBrokerUnderTest()
-        return
-    simulated = SimulatedBroker()
-    with in_world(simulated.world):
-        yield simulated
 
 
 @pytest.fixture

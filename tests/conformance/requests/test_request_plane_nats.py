@@ -1,8 +1,9 @@
-"""The request plane over subjects, on the memory broker and on a real NATS server."""
+"""The request plane over subjects: in memory, on a simulated and a real NATS server; clear and sealed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from tests.conformance.requests.service import Service, ack_of, probe, result_of, stream, unary
+from tests.conformance.simulated import unreal_broker
 from tests.transports.nats.brokers import (
     Broker,
     MemoryBrokerUnderTest,
@@ -32,7 +34,7 @@ from trinamo.runtime.errors import (
     RequestError,
     UnavailableError,
 )
-from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
+from trinamo.runtime.planes import EventPlane, Message, RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
@@ -45,7 +47,12 @@ from trinamo.runtime.protocol.streams.request import (
     encode_envelope,
 )
 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
+from trinamo.transports.nats.requests import PROBE_PATIENCE_S, about_answer, about_request
 from trinamo.transports.servers.binaries import find_nats_server
+from trinamo.transports.sockets.sealing import HEAD_BYTES, Sealer
+
+SECRET = bytes(range(32))
+RNG = random.Random(1)
 
 
 @attrs.frozen
@@ -58,10 +65,22 @@ class Pair:
     events: EventPlane
     address: str
     nursery: trio.Nursery
+    sealer: Sealer
+    """Of the caller."""
+
+    def said(self, frame: bytes) -> bytes:
+        """A frame to the worker, as the caller seals it."""
+        return self.sealer.seal(frame, about_request(self.address))
+
+
+def member(secret: bytes) -> Sealer:
+    return Sealer([secret], RNG)
 
 
 @asynccontextmanager
-async def connected(broker: Broker, *, requests_max: int = 64) -> AsyncIterator[Pair]:
+async def connected(
+    broker: Broker, secret: bytes = b"", *, requests_max: int = 64
+) -> AsyncIterator[Pair]:
     address = f"trinamo.requests.{fresh_subject()}"
     with trio.fail_after(50):
         async with (
@@ -69,31 +88,35 @@ async def connected(broker: Broker, *, requests_max: int = 64) -> AsyncIterator[
             broker.connect() as theirs,
             trio.open_nursery() as nursery,
         ):
-            server = NatsRequestServer(theirs, address, requests_max=requests_max)
-            service = Service()
+            server = NatsRequestServer(
+                theirs, address, sealer=member(secret), requests_max=requests_max
+            )
+            service, sealer = Service(), member(secret)
             await nursery.start(server.serve, service)
-            yield Pair(service, server, NatsRequestPlane(mine, nursery), mine, address, nursery)
+            plane = NatsRequestPlane(mine, nursery, sealer=sealer)
+            yield Pair(service, server, plane, mine, address, nursery, sealer)
             nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.services)])
-def broker(request: pytest.FixtureRequest) -> Broker:
-    if request.param == "memory":
-        return MemoryBrokerUnderTest()
-    return NatsServerUnderTest(request.getfixturevalue("nats_server").url)
+@pytest.fixture(params=["memory", "simulated", pytest.param("nats", marks=pytest.mark.services)])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    if request.param == "nats":
+        yield NatsServerUnderTest(request.getfixturevalue("nats_server").url)
+    else:
+        yield from unreal_broker(request.param)
 
 
-@pytest.fixture
-async def pair(broker: Broker) -> AsyncIterator[Pair]:
-    async with connected(broker) as pair:
+@pytest.fixture(params=[b"", SECRET], ids=["clear", "sealed"])
+async def pair(broker: Broker, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with connected(broker, request.param) as pair:
         yield pair
 
 
 async def test_they_are_the_interfaces_of_the_runtime() -> None:
     events: EventPlane = MemoryBrokerUnderTest().open()
-    server: RequestServer = NatsRequestServer(events, "a.b")
+    server: RequestServer = NatsRequestServer(events, "a.b", sealer=member(b""))
     async with trio.open_nursery() as nursery:
-        plane: RequestPlane = NatsRequestPlane(events, nursery)
+        plane: RequestPlane = NatsRequestPlane(events, nursery, sealer=member(b""))
     assert server.transport == plane.transport == "nats"
     assert server.address == "a.b"
 
@@ -149,7 +172,8 @@ async def test_a_typed_error_of_the_handler_is_raised_at_the_caller(pair: Pair) 
     assert drained.value.definite
 
 
-async def test_an_address_nobody_serves_is_unavailable_at_once(pair: Pair) -> None:
+async def test_an_address_nobody_serves_is_unavailable_soon(pair: Pair) -> None:
+    """At once in clear; sealed, when nobody has answered a probe either."""
     with pytest.raises(UnavailableError) as caught:
         await ack_of(pair.plane, f"{pair.address}.gone", stream("r1"), b"")
     assert caught.value.definite
@@ -168,7 +192,7 @@ async def test_a_worker_that_takes_a_request_and_does_not_acknowledge_it_is_lost
     pair: Pair,
 ) -> None:
     """It hangs, so another may be asked: the same error as over TCP."""
-    plane = NatsRequestPlane(pair.events, pair.nursery, ack_timeout_s=0.05)
+    plane = NatsRequestPlane(pair.events, pair.nursery, sealer=pair.sealer, ack_timeout_s=0.05)
     async with pair.events.subscribe(f"{pair.address}.hung"):
         with pytest.raises(DisconnectedError) as caught:
             await ack_of(plane, f"{pair.address}.hung", stream("r1"), b"")
@@ -180,9 +204,9 @@ async def test_an_ack_that_is_lost_ends_no_stream_that_has_begun(pair: Pair) -> 
     address = f"{pair.address}.mute"
     async with pair.events.subscribe(address) as heard:
         async with trio.open_nursery() as nursery:
-            plane = NatsRequestPlane(pair.events, nursery, ack_timeout_s=0.05)
+            plane = NatsRequestPlane(pair.events, nursery, sealer=pair.sealer, ack_timeout_s=0.05)
             delivery = plane.post(address, stream("r1"), b"", lambda *_: None)
-            assert b"r1" in (await anext(heard)).payload
+            assert b"r1" in pair.sealer.open((await anext(heard)).payload, about_request(address))
             delivery.forget()
         await pair.events.publish(address, b"next")
         assert (await anext(heard)).payload == b"next"
@@ -218,13 +242,14 @@ async def test_a_caller_that_is_cancelled_tells_the_worker(pair: Pair) -> None:
 async def test_a_cancel_is_remembered_only_if_its_request_has_not_been_here(pair: Pair) -> None:
     await result_of(pair.plane, pair.address, unary("r1"), b"")
     for request_id in ("r1", "r2"):
-        await pair.events.publish(pair.address, encode_frame(encode_cancel(request_id)))
+        cancel = encode_frame(encode_cancel(request_id))
+        await pair.events.publish(pair.address, pair.said(cancel))
     await until(lambda: pair.service.cancelled == ["r1", "r2"])
     assert pair.service.remembered == ["r2"]
 
 
 async def test_a_caller_that_runs_out_of_time_tells_the_worker(pair: Pair) -> None:
-    plane = NatsRequestPlane(pair.events, pair.nursery, answer_timeout_s=0.05)
+    plane = NatsRequestPlane(pair.events, pair.nursery, sealer=pair.sealer, answer_timeout_s=0.05)
     with pytest.raises(DeadlineError) as caught:
         await result_of(plane, pair.address, unary("r1", "wait"), b"")
     assert not caught.value.definite
@@ -267,8 +292,9 @@ async def test_a_result_larger_than_a_message_is_a_typed_error(pair: Pair) -> No
     ],
 )
 async def test_garbage_is_answered_invalid_and_the_server_lives(pair: Pair, garbage: bytes) -> None:
-    reply = await pair.events.request(pair.address, garbage, timeout_s=10)
-    header, data = decode_frame(reply.payload)
+    said = pair.said(garbage)
+    reply = await pair.events.request(pair.address, said, timeout_s=10)
+    header, data = decode_frame(pair.sealer.open(reply.payload, about_answer(said)))
     answer = decode_answer(header)
     assert (answer.id, answer.status, data) == ("", AckStatus.INVALID, b"")
     assert pair.server.malformed_count == 1
@@ -276,8 +302,8 @@ async def test_garbage_is_answered_invalid_and_the_server_lives(pair: Pair, garb
 
 
 async def test_garbage_without_a_reply_subject_is_counted_and_ignored(pair: Pair) -> None:
-    await pair.events.publish(pair.address, b"hello")
-    await pair.events.publish(pair.address, encode_frame(encode_envelope(stream("r1"))))
+    for frame in (b"hello", encode_frame(encode_envelope(stream("r1")))):
+        await pair.events.publish(pair.address, pair.said(frame))
     assert await result_of(pair.plane, pair.address, unary("r2"), b"x") == b"re:x"
     assert pair.server.malformed_count == 2
     assert pair.service.admitted == []
@@ -315,7 +341,9 @@ async def test_an_answer_that_is_none_is_a_protocol_error(pair: Pair, reply: byt
         @nursery.start_soon
         async def answer() -> None:
             for _ in range(2):
-                await pair.events.publish((await anext(requests)).reply, reply)
+                asked = await anext(requests)
+                said = pair.sealer.seal(reply, about_answer(asked.payload))
+                await pair.events.publish(asked.reply, said)
 
         with pytest.raises(RemoteProtocolError):
             await ack_of(pair.plane, subject, stream("r1"), b"")
@@ -325,7 +353,8 @@ async def test_an_answer_that_is_none_is_a_protocol_error(pair: Pair, reply: byt
 
 async def test_a_server_that_stops_leaves_no_request_and_no_subscription(broker: Broker) -> None:
     async with connected(broker) as pair, trio.open_nursery() as nursery:
-        server = NatsRequestServer(pair.events, f"{pair.address}.second")
+        address = f"{pair.address}.second"
+        server = NatsRequestServer(pair.events, address, sealer=pair.sealer)
         service = Service()
         async with trio.open_nursery() as serving:
             await serving.start(server.serve, service)
@@ -345,7 +374,9 @@ async def test_a_request_that_cannot_leave_is_a_connect_error(kind: str) -> None
             assert pair.plane.is_usable
             await broker.stop()
             await wait_away(pair.events)
-            plane = NatsRequestPlane(pair.events, pair.nursery, ack_timeout_s=0.02)
+            plane = NatsRequestPlane(
+                pair.events, pair.nursery, sealer=pair.sealer, ack_timeout_s=0.02
+            )
             # The memory broker counts nothing, so only trying tells.
             assert plane.is_usable is (kind == "memory")
             with pytest.raises(ConnectError) as caught:
@@ -357,3 +388,132 @@ async def test_a_request_that_cannot_leave_is_a_connect_error(kind: str) -> None
         return
     with private_server(find_nats_server()) as server:
         await check(NatsServerUnderTest(server.url, server))
+
+
+# Whoever has only the broker's token: he hears all, and says what he likes.
+
+
+@pytest.fixture
+async def closed(broker: Broker) -> AsyncIterator[Pair]:
+    async with connected(broker, SECRET) as pair:
+        yield pair
+
+
+async def heard(tap: AsyncIterator[Message], subject: str) -> Message:
+    """The next message on a subject."""
+    with trio.fail_after(10):
+        while (message := await anext(tap)).subject != subject:
+            pass
+    return message
+
+
+async def test_a_tap_reads_neither_requests_nor_answers_nor_cancels(closed: Pair) -> None:
+    said: list[bytes] = []
+    async with closed.events.subscribe(">") as tap, trio.open_nursery() as nursery:
+        waiting = partial(result_of, closed.plane, closed.address, unary("r2", "wait"), b"prompt")
+        nursery.start_soon(waiting)
+        await until(lambda: closed.service.running == 1)
+        assert await result_of(closed.plane, closed.address, unary("r1"), b"prompt") == b"re:prompt"
+        with pytest.raises(EngineError, match="out of luck"):
+            await result_of(closed.plane, closed.address, unary("r3", "fail"), b"")
+        nursery.cancel_scope.cancel()
+        await until(lambda: closed.service.cancelled == ["r2"])
+        while len(said) < 6:
+            message = await anext(tap)
+            said.append(message.subject.encode() + message.payload)
+    for word in (b"prompt", b"re:", b"r1", b"r2", b"ns/c", b"luck", b"cancel", b"dropped"):
+        assert not any(word in each for each in said), word
+
+
+def forgeries(closed: Pair) -> list[bytes]:
+    """What nobody but a member can say, said by others: a request, and the end of request r1."""
+    frames = (encode_frame(encode_envelope(unary("r9")), b"x"), encode_frame(encode_cancel("r1")))
+    stranger, about = member(bytes(32)), about_request(closed.address)
+    found = [b"", b"x" * 200]
+    for frame in frames:
+        sealed = closed.said(frame)
+        changed = [
+            sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]
+            for at in (0, HEAD_BYTES - 17, HEAD_BYTES - 1, HEAD_BYTES, len(sealed) - 1)
+        ]
+        found += [
+            frame,
+            stranger.seal(frame, about),
+            closed.sealer.seal(frame, about_request(f"{closed.address}.other")),
+            closed.sealer.seal(frame, about_answer(sealed)),
+            sealed[:-1],
+            sealed[:HEAD_BYTES],
+            *changed,
+        ]
+    return found
+
+
+async def test_a_message_that_no_member_sealed_for_here_is_refused_and_counted(
+    closed: Pair,
+) -> None:
+    async with trio.open_nursery() as nursery, closed.events.subscribe("answers.*") as answers:
+        waiting = partial(result_of, closed.plane, closed.address, unary("r1", "wait"), b"x")
+        nursery.start_soon(waiting)
+        await until(lambda: closed.service.running == 1)
+        forged = forgeries(closed)
+        for number, message in enumerate(forged):
+            await closed.events.publish(closed.address, message, reply=f"answers.{number}")
+        await until(lambda: closed.server.malformed_count == len(forged))
+        with trio.move_on_after(0.05):
+            pytest.fail(f"answered: {await anext(answers)}")
+        assert (closed.service.answered, closed.service.cancelled) == ([], [])
+        closed.service.release.set()
+    assert closed.service.answered == ["r1"]
+
+
+async def test_a_message_that_comes_again_is_refused_and_counted(closed: Pair) -> None:
+    async with closed.events.subscribe(closed.address) as tap:
+        await result_of(closed.plane, closed.address, unary("r1"), b"x")
+        asked = await anext(tap)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                call = partial(result_of, closed.plane, closed.address, unary("r2", "wait"), b"")
+                nursery.start_soon(call)
+                await until(lambda: closed.service.running == 1)
+                scope.cancel()
+        await until(lambda: closed.service.cancelled == ["r2"])
+        await anext(tap)
+        cancelled = await anext(tap)
+        for message in (asked, cancelled, asked):
+            await closed.events.publish(closed.address, message.payload, reply="answers")
+        await until(lambda: closed.server.malformed_count == 3)
+    assert (closed.service.answered, closed.service.cancelled) == (["r1"], ["r2"])
+
+
+async def test_answers_of_others_are_not_taken(closed: Pair) -> None:
+    """Junk, the broker's word that nobody is there, an answer to another request: nothing ends."""
+    results: list[bytes] = []
+
+    async def call(request_id: str, endpoint: str) -> None:
+        envelope = unary(request_id, endpoint)
+        results.append(await result_of(closed.plane, closed.address, envelope, b"x"))
+
+    async with closed.events.subscribe(">") as tap, trio.open_nursery() as nursery:
+        await call("r1", "echo")
+        old = await heard(tap, (await heard(tap, closed.address)).reply)
+        nursery.start_soon(call, "r2", "wait")
+        asked = await heard(tap, closed.address)
+        accepted = encode_answer(RequestAnswer(id="r2", status=AckStatus.ACCEPTED))
+        forged = encode_frame(accepted, b"another's text")
+        for payload in (
+            b"",
+            forged,
+            old.payload,
+            asked.payload,
+            member(bytes(32)).seal(forged, about_answer(asked.payload)),
+            closed.sealer.seal(forged, about_answer(old.payload)),
+        ):
+            await closed.events.publish(asked.reply, payload)
+        for _ in range(2):
+            await closed.events.publish(asked.reply, b"", headers={"Status": "503"})
+        # It is asked whether anybody is there, and somebody is: so long, and longer.
+        await trio.sleep(PROBE_PATIENCE_S + 0.1)
+        assert closed.service.running == 1
+        closed.service.release.set()
+    assert results == [b"re:x", b"re:x"]
+    assert closed.sealer.refused == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -18,13 +19,17 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
+from trinamo.transports.sockets.sealing import Sealer
 
 
 class Broker(Protocol):
     """What the suites need of a broker."""
 
-    def connect(self) -> AbstractAsyncContextManager[EventPlane]:
-        """A new process's plane, with at most 64 messages waiting while the broker is away."""
+    def connect(self, *secrets: bytes) -> AbstractAsyncContextManager[EventPlane]:
+        """A new process's plane, with at most 64 messages waiting while the broker is away.
+
+        Jobs are sealed with the first secret, except in memory.
+        """
         ...
 
     async def stop(self) -> None: ...
@@ -40,7 +45,8 @@ class MemoryBrokerUnderTest:
         return MemoryEventPlane(self.broker, buffered_max=64)
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[EventPlane]:
+    async def connect(self, *secrets: bytes) -> AsyncIterator[EventPlane]:
+        del secrets
         yield self.open()
 
     async def stop(self) -> None:
@@ -58,10 +64,11 @@ class NatsServerUnderTest:
         self.server = server
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[EventPlane]:
+    async def connect(self, *secrets: bytes) -> AsyncIterator[EventPlane]:
         async with open_nats(
             [self.url],
             NatsConfig(outgoing_messages_max=64),
+            sealer=Sealer(secrets, random.Random()),
         ) as plane:
             yield plane
 

@@ -20,6 +20,7 @@ from trinamo.runtime.protocol.queue.jobs import LeasedJob
 from trinamo.transports.nats.queue.records import read_dead_headers
 from trinamo.transports.nats.queue.streams import list_work_queues
 from trinamo.transports.nats.queue.work_queue import NatsWorkQueue, open_work_queue
+from trinamo.transports.sockets.sealing import Sealer
 
 TIME = "2026-01-01T00:00:00.5Z"
 ACK = "$JS.ACK.s.c.2.7.9.1700000000000000000.0"
@@ -136,7 +137,13 @@ class Liar:
 @asynccontextmanager
 async def opened(liar: Liar) -> AsyncIterator[NatsWorkQueue]:
     async with open_work_queue(
-        liar, "q", limits=QueueLimits(), replicas=1, inbox="i.x", env=RealEnv()
+        liar,
+        "q",
+        limits=QueueLimits(),
+        replicas=1,
+        inbox="i.x",
+        env=RealEnv(),
+        sealer=Sealer([], random.Random(1)),
     ) as queue:
         yield queue
 

@@ -36,6 +36,7 @@ from trinamo.runtime.protocol.undecodable import UNDECODABLE, decoded
 
 from .api import Number
 
+UNSEALED: Final = "no member put it so, or its security.secret_file is another"
 REQUEUED_HEADER: Final = "Trinamo-Requeued"
 _ATTEMPTS_HEADER: Final = "Trinamo-Attempts"
 _REASON_HEADER: Final = "Trinamo-Reason"
@@ -253,9 +254,15 @@ class Drop:
 
 
 def judge(
-    delivery: JobDelivery, record: Record | None, limits: QueueLimits
+    delivery: JobDelivery, record: Record | None, limits: QueueLimits, *, opens: bool = True
 ) -> TakeJob | Bury | Drop:
-    """What to do with a delivery, given the last record of its id."""
+    """What to do with a delivery, given the last record of its id, and whether its payload opens.
+
+    One that does not is kept for people: its secret may be one that this process does not know yet.
+    """
+    if not opens:
+        is_recorded = record is not None and record.state == "dead"
+        return Bury(0, UNSEALED, is_recorded)
     if record is None:
         return TakeJob(1)
     if record.job != delivery.number:

@@ -9,8 +9,14 @@ from typing import Final
 import attrs
 import trio
 
-from trinamo.runtime.errors import EventPlaneError, UnavailableError
-from trinamo.runtime.protocol.queue.jobs import DeadLetter, QueueLimits, QueueStatistics
+from trinamo.runtime.errors import EventPlaneError, RemoteProtocolError, UnavailableError
+from trinamo.runtime.protocol.queue.jobs import (
+    DeadLetter,
+    JobOrigin,
+    QueueLimits,
+    QueueStatistics,
+)
+from trinamo.transports.sockets.sealing import SEALED_BYTES, Sealer
 
 from .api import (
     WRONG_LAST_SEQUENCE,
@@ -183,10 +189,39 @@ class Leases:
         raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
 
 
-class DeadLetters:
-    """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch."""
+@attrs.frozen
+class SealedJobs:
+    """Payloads of one queue as the broker has them: for one id, and for whom it was put."""
 
-    def __init__(self, stream: JetStream, names: StreamNames, wall: Callable[[], float]) -> None:
+    _sealer: Sealer
+    _queue: str
+
+    @property
+    def added_bytes(self) -> int:
+        """By so much a payload is longer there."""
+        return SEALED_BYTES if self._sealer.seals else 0
+
+    def seal(self, job_id: str, payload: bytes, origin: JobOrigin) -> bytes:
+        return self._sealer.seal(payload, self._about(job_id, origin))
+
+    def open(self, job_id: str, sealed: bytes, origin: JobOrigin) -> bytes:
+        """Raises `RemoteProtocolError`, and counts, for what no member has put so."""
+        return self._sealer.open(sealed, self._about(job_id, origin))
+
+    def _about(self, job_id: str, origin: JobOrigin) -> bytes:
+        return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
+
+
+class DeadLetters:
+    """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch.
+
+    One that does not open is shown as it is: its reason says why it died.
+    """
+
+    def __init__(
+        self, stream: JetStream, names: StreamNames, jobs: SealedJobs, wall: Callable[[], float]
+    ) -> None:
+        self._jobs = jobs
         self._stream = stream
         self._names = names
         self._wall = wall
@@ -265,4 +300,8 @@ class DeadLetters:
         attempts, reason = read_dead_headers(message.headers)
         job_id = message.subject.rpartition(".")[2]
         dead_s = max(0.0, self._wall() - message.stored_s)
-        return DeadLetter(job_id, message.payload, attempts, reason, dead_s)
+        try:
+            payload = self._jobs.open(job_id, message.payload, read_origin(message.headers))
+        except RemoteProtocolError:
+            payload = message.payload
+        return DeadLetter(job_id, payload, attempts, reason, dead_s)

@@ -40,6 +40,7 @@ from trinamo.runtime.protocol.queue.jobs import (
     check_job_id,
     check_queue_name,
 )
+from trinamo.transports.sockets.sealing import Sealer
 
 from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane
 from .fetching import Fetcher
@@ -59,6 +60,7 @@ from .streams import (
     DeadLetters,
     HeldJob,
     Leases,
+    SealedJobs,
     existing_limits,
     make_streams,
     read_statistics,
@@ -87,6 +89,7 @@ async def open_work_queue(
     replicas: int,
     inbox: str,
     env: Env,
+    sealer: Sealer,
 ) -> AsyncIterator[NatsWorkQueue]:
     """Open the queue called `name`; `inbox` is a subject of its own for this handle."""
     check_queue_name(name)
@@ -96,7 +99,8 @@ async def open_work_queue(
         limits = await existing_limits(stream, names)
     else:
         await make_streams(stream, names, limits, replicas)
-    queue = NatsWorkQueue(plane, stream, names, limits, inbox=inbox, wall=env.clock.wall)
+    jobs = SealedJobs(sealer, name)
+    queue = NatsWorkQueue(plane, stream, names, limits, jobs, inbox=inbox, wall=env.clock.wall)
     async with open_nursery() as nursery:
         await nursery.start(queue.run)
         try:
@@ -114,6 +118,7 @@ class NatsWorkQueue:
         stream: JetStream,
         names: StreamNames,
         limits: QueueLimits,
+        jobs: SealedJobs,
         *,
         inbox: str,
         wall: Callable[[], float],
@@ -122,12 +127,13 @@ class NatsWorkQueue:
         self._stream = stream
         self._names = names
         self._limits = limits
+        self._jobs = jobs
         self._token_prefix = inbox.rpartition(".")[2]
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
         self._leases = Leases(stream, names)
         self._wall = wall
         """Seconds since the epoch, compared with the server's time stamps."""
-        self._dead = DeadLetters(stream, names, wall)
+        self._dead = DeadLetters(stream, names, jobs, wall)
         self._held: dict[str, HeldJob] = {}
         self._tokens = itertools.count()
         self._nursery: trio.Nursery | None = None
@@ -161,14 +167,14 @@ class NatsWorkQueue:
         timeout_s: float = 10.0,
     ) -> PutResult:
         check_job_id(job_id)
-        room = self._plane.message_bytes_max - HEADER_BYTES_MAX
+        room = self._plane.message_bytes_max - HEADER_BYTES_MAX - self._jobs.added_bytes
         if len(payload) > room:
             raise RequestError(f"a job of {len(payload)} bytes; {room} fit", param="payload")
         deadline = trio.current_time() + timeout_s
         try:
             stored, is_repeated = await self._stream.store(
                 self._names.job_subject(job_id),
-                payload,
+                self._jobs.seal(job_id, payload, origin),
                 {"Nats-Msg-Id": job_id} | origin_headers(origin),
                 deadline=deadline,
             )
@@ -220,13 +226,19 @@ class NatsWorkQueue:
         """Make a delivery a lease; None if it turned out to be none, and was dealt with."""
         record: Record | None = None
         revision = 0
+        payload: bytes | None = None
+        try:
+            payload = self._jobs.open(delivery.job_id, delivery.payload, delivery.origin)
+        except RemoteProtocolError as error:
+            where = (self.name, delivery.job_id)
+            logger.warning("queue %s: job %s is refused: %s", *where, error)
         # A first delivery has no record, almost always: the write finds out if it does.
         must_read = delivery.delivered > 1
         for _ in range(CLAIM_TRIES_MAX):
             if must_read:
                 record, revision = await self._leases.read(delivery.job_id, deadline=until)
             must_read = True
-            match judge(delivery, record, self._limits):
+            match judge(delivery, record, self._limits, opens=payload is not None):
                 case Drop():
                     await self._confirm(delivery, _ACK, until)
                     return None
@@ -238,11 +250,11 @@ class NatsWorkQueue:
                 case TakeJob(attempt):
                     leased = self._record(delivery, "leased", attempt)
                     written = await self._write(delivery, leased, revision, until)
-                    if written and trio.current_time() < until:
+                    if written and payload is not None and trio.current_time() < until:
                         self._held[leased.token] = HeldJob(delivery, leased, written, until)
                         queued_s = max(0.0, self._wall() - delivery.put_ns / _NS)
                         about = (attempt, leased.token, queued_s, delivery.origin)
-                        return LeasedJob(delivery.job_id, delivery.payload, *about)
+                        return LeasedJob(delivery.job_id, payload, *about)
         return None  # Others are at it: it is theirs, or is delivered again.
 
     def _record(

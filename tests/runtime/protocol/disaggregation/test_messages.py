@@ -17,7 +17,9 @@ from trinamo.runtime.protocol.disaggregation.messages import (
     ask_bytes_max_for,
     decode_done,
     decode_job,
+    decode_prompt,
     encode,
+    hash_of,
     prefill_request,
 )
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
@@ -32,13 +34,24 @@ def test_a_job_and_its_end_survive_the_wire() -> None:
     job = RemotePrefillRequest(
         id="a1",
         request_id="r",
-        request=prefill_request(ASKED, [1, 2, 3]),
+        prompt_hash=hash_of(b"a prompt"),
         instance_id="f" * 16,
         timeout_s=2.0,
     )
 
     assert decode_job(encode(job)) == job
     assert decode_done(encode(PrefillDone(first_token=7))).first_token == 7
+
+
+def test_a_prompt_is_taken_only_by_the_hash_that_its_job_names() -> None:
+    asked = prefill_request(ASKED, [1, 2, 3])
+    prompt = encode(asked)
+
+    assert decode_prompt(prompt, hash_of(prompt)) == asked
+    with pytest.raises(RemoteProtocolError, match="not the one"):
+        decode_prompt(encode(prefill_request(ASKED, [1, 2, 4])), hash_of(prompt))
+    with pytest.raises(RemoteProtocolError):
+        decode_prompt(b"none", hash_of(b"none"))
 
 
 def test_a_prefill_worker_draws_the_token_that_was_to_be_drawn_and_no_other() -> None:
@@ -89,7 +102,7 @@ def test_a_token_that_none_can_be_is_refused() -> None:
 def test_a_ticket_that_nobody_can_grant_is_refused(ticket: int) -> None:
     """No backend could put it on the wire."""
     for kind, others in (
-        (Lent, {"skip_blocks": 0}),
+        (Lent, {"skip_blocks": 0, "prompt": b""}),
         (Kept, {"type": "Kept", "first_token": 1, "engine_id": "e"}),
     ):
         data = msgspec.msgpack.encode({"ticket": ticket, "block_ids": [1], **others})

@@ -1,0 +1,106 @@
+"""Sealed messages: who opens them, where, and how often."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.transports.sockets.sealing import (
+    HEAD_BYTES,
+    PROCESSES_MAX,
+    SEALED_BYTES,
+    WINDOW,
+    Sealer,
+)
+
+OLD, NEW = bytes(32), bytes(range(32))
+
+
+def sealer(*secrets: bytes, seed: int = 1) -> Sealer:
+    return Sealer(secrets, random.Random(seed))
+
+
+def test_what_is_sealed_opens_at_every_member_for_what_it_is_about() -> None:
+    one, other = sealer(NEW), sealer(NEW, seed=2)
+    sealed = one.seal(b"the prompt", b"here")
+    assert b"prompt" not in sealed
+    assert len(sealed) == len(b"the prompt") + SEALED_BYTES
+    assert other.open(sealed, b"here") == one.open(sealed, b"here") == b"the prompt"
+    assert other.open(other.seal(b"", b""), b"") == b""
+
+
+def test_a_process_says_the_same_twice_by_other_bytes_and_two_runs_by_the_same() -> None:
+    one, again = sealer(NEW), sealer(NEW)
+    said = [one.seal(b"x", b"") for _ in range(3)]
+    assert len(set(said)) == 3
+    assert len({each[:HEAD_BYTES] for each in said}) == 3
+    assert said == [again.seal(b"x", b"") for _ in range(3)]
+
+
+@pytest.mark.parametrize("about", [b"", b"there", b"here "])
+def test_elsewhere_it_does_not_open(about: bytes) -> None:
+    other = sealer(NEW, seed=2)
+    with pytest.raises(RemoteProtocolError, match="secret_file"):
+        other.open(sealer(NEW).seal(b"x", b"here"), about)
+    assert other.refused == 1
+
+
+def test_each_changed_bit_and_each_end_cut_off_is_refused() -> None:
+    other = sealer(NEW, seed=2)
+    sealed = sealer(NEW).seal(b"x", b"here")
+    changed = [
+        sealed[:at] + bytes([sealed[at] ^ 1 << bit]) + sealed[at + 1 :]
+        for at in range(len(sealed))
+        for bit in range(8)
+    ]
+    shorter = [sealed[:count] for count in range(len(sealed))]
+    for each in (*changed, *shorter, sealed + b"\0"):
+        with pytest.raises(RemoteProtocolError):
+            other.open(each, b"here")
+    assert other.refused == len(changed) + len(shorter) + 1
+    assert other.open(sealed, b"here", once=True) == b"x", "the others were not taken for it"
+
+
+def test_while_a_secret_takes_the_place_of_another_both_open_and_the_first_seals() -> None:
+    before, between, after = sealer(OLD), sealer(NEW, OLD, seed=2), sealer(NEW, seed=3)
+    assert between.open(before.seal(b"x", b""), b"") == b"x"
+    assert between.open(after.seal(b"x", b""), b"") == b"x"
+    assert after.open(between.seal(b"x", b""), b"") == b"x"
+    with pytest.raises(RemoteProtocolError):
+        before.open(between.seal(b"x", b""), b"")
+
+
+def test_what_comes_once_is_refused_when_it_comes_again_or_too_late() -> None:
+    one, other = sealer(NEW), sealer(NEW, seed=2)
+    said = [one.seal(b"%d" % number, b"") for number in range(WINDOW + 2)]
+    for number in (1, 0, WINDOW, 2, WINDOW + 1, 3):
+        assert other.open(said[number], b"", once=True) == b"%d" % number
+    # The newest of them that is told apart is the second.
+    for number in (0, 1, 2, 3, WINDOW, WINDOW + 1):
+        with pytest.raises(RemoteProtocolError, match="before"):
+            other.open(said[number], b"", once=True)
+    assert other.open(said[0], b"") == b"0", "an answer may come late"
+    assert other.open(said[4], b"", once=True) == b"4"
+
+
+def test_as_many_processes_as_are_said_are_remembered() -> None:
+    other = sealer(NEW)
+    said = [sealer(NEW, seed=seed).seal(b"x", b"") for seed in range(2, PROCESSES_MAX + 2)]
+    for each in said:
+        other.open(each, b"", once=True)
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(said[0], b"", once=True)
+    # Strangers push nobody out.
+    for seed in range(8):
+        with pytest.raises(RemoteProtocolError, match="secret_file"):
+            other.open(sealer(OLD, seed=seed).seal(b"x", b""), b"", once=True)
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(said[1], b"", once=True)
+
+
+def test_without_a_secret_all_passes_as_it_is() -> None:
+    open_one = sealer()
+    assert not open_one.seals
+    assert open_one.open(open_one.seal(b"x", b"here"), b"there", once=True) == b"x"
