@@ -1,4 +1,4 @@
-"""A child of `trinamo up` that crashes: what it died of is told."""
+"""Processes that cannot start, or crash: one sentence says what of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.places import Place, cluster, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.slow]
 
 # Python runs it at its start, before anything else.
 CRASHES_AT_A_SIGNAL = """
@@ -26,6 +26,7 @@ signal.signal(signal.SIGUSR1, crash)
 """
 
 
+@pytest.mark.services
 def test_the_cause_of_a_crash_is_told_and_the_child_started_again(tmp_path: Path) -> None:
     """Before: a traceback cut at ten groups, the cause below the cut."""
     (tmp_path / "sitecustomize.py").write_text(CRASHES_AT_A_SIGNAL)
@@ -39,3 +40,27 @@ def test_the_cause_of_a_crash_is_told_and_the_child_started_again(tmp_path: Path
         [ending] = [line for line in place.output.splitlines() if "starting it again" in line]
         assert "worker-1 exited with status 1" in ending
         assert "MemoryError: no room for 4 GB" in ending
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("worker.kv_blocks=1", "1 blocks of 16 tokens do not hold one context of 2048 tokens"),
+        # Before: a traceback after 19 s, in which the tables of the context were computed.
+        ("worker.context_tokens_max=1048576", "do not hold one context of 1048576 tokens"),
+        # Before: these two started, and answered nothing but 400.
+        ("worker.context_tokens_max=1", "worker.context_tokens_max"),
+        ("data_plane.tcp.header_bytes_max=1", "data_plane.tcp.header_bytes_max"),
+        ("data_plane.tcp.data_bytes_max=1", "data_plane.tcp.data_bytes_max"),
+        ("http.body_bytes_max=1", "http.body_bytes_max"),
+        ("http.header_bytes_max=1", "http.header_bytes_max"),
+    ],
+)
+def test_a_bound_that_cannot_work_is_one_sentence(tmp_path: Path, setting: str, words: str) -> None:
+    memory = ["--set", "control_plane.backend=memory", "--set", "event_plane.backend=memory"]
+    done = Place(tmp_path).run("worker", "--engine", "exact", *memory, "--set", setting)
+
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("trinamo: ")
+    assert words in line
