@@ -28,6 +28,7 @@ VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/t
 	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py
 # How long `make swarm` searches and `make soak` hurts; the seed of the latter, the clock if empty.
 MINUTES ?= 10
+HOURS ?=
 SEED ?=
 
 # What runs as a step of its own in .ci/run; without a mark of these a test is one of `make test`.
@@ -81,8 +82,8 @@ pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the other
 swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
 	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
 
-soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10 by SEED=; ARGS=--help
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10, or HOURS=, by SEED=; ARGS=--help
+	$(BIN)/python -m tests.soak $(if $(HOURS),--hours $(HOURS),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 reach: $(STAMPS)/dev ## List what of runtime/ and transports/ no simulated run executes; ARGS=--help
 	$(BIN)/python -m tests.house.reach $(ARGS)

@@ -26,6 +26,7 @@ from tests.soak.soak import open_soak
 EXAMPLES: Final = """examples:
   make soak MINUTES=15
   make soak MINUTES=15 SEED=7
+  make soak HOURS=2 ARGS="--turns 1"                 old enough for slopes: one cluster all the time
   make soak MINUTES=15 SEED=7 ARGS="--turn 2"        the second turn alone, with the same faults
   make soak MINUTES=1 ARGS="--turns 1 --set data_plane.requests=nats"
 """
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     made.add_argument("--minutes", type=float, default=10.0, help="of faults, in all turns (10)")
+    made.add_argument("--hours", type=float, help="of faults, in place of minutes")
     made.add_argument(
         "--seed", type=int, default=time.time_ns() % 10**6, help="of faults and load (by the clock)"
     )
@@ -79,6 +81,8 @@ async def run(options: argparse.Namespace, out: Path) -> bool:
 def main() -> int:
     """Soak, and say what became of everything; 1 if it is red."""
     options = parser().parse_args()
+    if options.hours is not None:
+        options.minutes = 60 * options.hours
     out = (options.out / f"{options.seed}-{os.getpid()}").resolve()
     out.mkdir(parents=True)
     print(

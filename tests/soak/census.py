@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from statistics import median
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
@@ -21,12 +19,6 @@ from trinamo.transports.servers.binaries import find_etcd
 SETTLE_S: Final = 60.0
 """Leases of killed takers, lent blocks and quarantine have bounds below this."""
 SOCKETS_MORE: Final = 4
-RSS_MORE: Final = 0.03
-RSS_WINDOW_S: Final = 600.0
-RSS_WARM_S: Final = 300.0
-"""A process younger than this still fills what is bounded: rings of traces, caches, the allocator's arenas."""
-RSS_LEAST_S: Final = 120.0
-"""Over less than this growth says nothing."""
 
 AT_REST: Final = {
     "requests": ("requests_in_flight", "worker_requests_in_flight", "worker_streams"),
@@ -112,7 +104,7 @@ async def _of_member(client: httpx.AsyncClient, member: Process) -> Held:
         member.lives,
         sockets_of(member.pid),
         rss_bytes(member.pid),
-        _tasks(tasks.json()) if tasks.status_code == 200 else None,
+        task_count(tasks.json()) if tasks.status_code == 200 else None,
         gauges,
     )
 
@@ -127,7 +119,7 @@ def gauge(metrics: str, names: Iterable[str]) -> float:
     )
 
 
-def _tasks(tree: Any) -> int:
+def task_count(tree: Any) -> int:
     """How many tasks there are in a tree of whatever shape: each is an object with a name."""
     text = json.dumps(tree)
     return text.count('"name":')
@@ -171,37 +163,3 @@ def complaints(before: Census, after: Census) -> list[str]:
             f" {before.keys} and {before.leases} before"
         )
     return found
-
-
-@attrs.define
-class Memory:
-    """Resident memory of every life of every process, every few seconds under load."""
-
-    samples: dict[tuple[str, int], list[tuple[float, int]]] = attrs.field(factory=dict)
-
-    def look(self, now_s: float, born: Mapping[str, tuple[int, float]], file: Path) -> None:
-        """`born` has pid and birth by name; what is seen goes to `file` as well."""
-        with file.open("a", encoding="utf-8") as out:
-            for name, (pid, born_s) in born.items():
-                rss = rss_bytes(pid)
-                out.write(f"{now_s:.0f} {name} {pid} {now_s - born_s:.0f} {rss}\n")
-                if rss and now_s >= born_s + RSS_WARM_S:
-                    self.samples.setdefault((name, pid), []).append((now_s, rss))
-
-    def table(self, now_s: float) -> tuple[list[str], list[str]]:
-        """Growth of each that was old enough to tell, and those that grew too much."""
-        lines, found = [], []
-        for (name, pid), samples in sorted(self.samples.items()):
-            last = [each for each in samples if each[0] >= now_s - RSS_WINDOW_S]
-            span_s = last[-1][0] - last[0][0] if last else 0.0
-            if span_s < RSS_LEAST_S:
-                continue
-            # Two samples do not decide: the first fifth beside the last.
-            fifth = max(1, len(last) // 5)
-            first, end = (median(rss for _, rss in part) for part in (last[:fifth], last[-fifth:]))
-            growth = end / first - 1
-            text = f"{name} ({pid}): {first / 2**20:.1f} to {end / 2**20:.1f} MiB in {span_s:.0f} s, {growth:+.1%}"
-            lines.append(text)
-            if growth > RSS_MORE and name not in ("etcd", "nats"):
-                found.append(f"memory grew: {text}")
-        return lines or ["no process was old enough to tell"], found

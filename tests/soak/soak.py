@@ -17,12 +17,13 @@ import httpx
 import trio
 
 from tests.cluster.processes import until
-from tests.soak import census
+from tests.soak import census, series
 from tests.soak.asking import Answer, Outcome, ask_in_time, judged
 from tests.soak.balancing import LOOK_S, Balancer
 from tests.soak.ledger import Ledger, error_lines
 from tests.soak.plan import TOOLS_FILE, Act, Ask, Fault, Question, Turn, ask_of
 from tests.soak.processes import Process, Server
+from tests.soak.series import Series
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.servers import open_etcd_server, open_nats_server
@@ -49,7 +50,7 @@ class Soak:
     workers: list[Process] = attrs.field(factory=list)
     wholes: dict[int, Answer] = attrs.field(factory=dict)
     """The undisturbed answer to each question."""
-    memory: census.Memory = attrs.field(factory=census.Memory)
+    series: Series = attrs.field(init=False)
     balancer: Balancer = attrs.field(init=False)
     gone_s: dict[str, float] = attrs.field(factory=dict)
     """When a frontend was killed or stopped last; it is not over while it is stopped."""
@@ -58,6 +59,7 @@ class Soak:
     """By model, the longest time in which no worker could answer."""
 
     def __attrs_post_init__(self) -> None:
+        self.series = Series(self.ledger.out)
         self.balancer = Balancer(
             lambda: {each.name: each.facts["url"] for each in self.frontends if each.facts}
         )
@@ -248,11 +250,11 @@ class Soak:
             print(f"{self.now_s:6.0f} s: {self.ledger.line()}{away}", flush=True)
 
     async def _sample(self) -> None:
-        while True:
-            born = {each.name: (each.pid, each.born_s) for each in self.members if each.is_up}
-            born |= {each.name: (each.pid, self.began_s) for each in self.servers if each.is_up}
-            self.memory.look(trio.current_time(), born, self.ledger.out / "memory.txt")
-            await trio.sleep(5)
+        servers = dict.fromkeys(self.servers, self.began_s)
+        async with http_client() as client:
+            while True:
+                await self.series.look(client, self.members, servers)
+                await trio.sleep(series.LOOK_S)
 
     async def _client(
         self, client: httpx.AsyncClient, turn: Turn, number: int, ends_s: float
@@ -318,7 +320,7 @@ class Soak:
 
     def end(self) -> None:
         """Judge what only the whole run tells, and print it."""
-        lines, found = self.memory.table(trio.current_time())
+        lines, found = self.series.verdict()
         for each in found:
             self.find(each)
         for line, count in error_lines(self.ledger.out).most_common():
@@ -327,10 +329,15 @@ class Soak:
         refused_s = self.ledger.refused_longest_s
         if refused_s > allowed_s:
             self.find(f"a request was refused for {refused_s:.1f} s, longer than {allowed_s:.1f} s")
-        print(*self.ledger.table(), sep="\n")
-        print("memory under load:", *lines, sep="\n  ")
         nobody = ", ".join(f"{model} {n:.1f} s" for model, n in self.nobody_s.items())
-        print(f"longest without a worker: {nobody}; longest refused: {refused_s:.1f} s")
+        told = [
+            *self.ledger.table(),
+            "held under load:",
+            *(f"  {each}" for each in lines),
+            f"longest without a worker: {nobody}; longest refused: {refused_s:.1f} s",
+        ]
+        (self.ledger.out / "verdict.txt").write_text("\n".join([*told, *self.ledger.findings, ""]))
+        print(*told, f"drawn in {self.series.draw()}", sep="\n")
 
 
 async def together(acts: Iterator[Any]) -> None:
