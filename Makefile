@@ -53,7 +53,7 @@ test: $(STAMPS)/dev model ## Install and run the tests; in one process with LANE
 seeds: $(STAMPS)/dev ## Play every scenario on a few seeds that nobody has played.
 	$(MARKED)
 
-machines: $(STAMPS)/dev model ## Test two machines as the page says, and a short soak.
+machines: $(STAMPS)/dev model ## Test two machines as the page says, a rollout, and a short soak.
 	$(MARKED)
 
 others: $(STAMPS)/dev model ## Test what programs and libraries of others do for long.

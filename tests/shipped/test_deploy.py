@@ -17,6 +17,7 @@ import yaml
 
 from tests.certificates import Authority
 from tests.sources import ROOT
+from trinamo.cli.children.shared_port import frontend_grace_s
 from trinamo.runtime.config.config import config_notices, load_config
 from trinamo.runtime.process.frontend.dashboard import dashboard_url
 from trinamo.transports.servers.binaries import find_nats_server
@@ -263,6 +264,8 @@ def test_the_services_of_the_compose_file_are_configured_and_confined() -> None:
         }
         config = load_config(environ=environ)
         assert config.data_plane.tcp.advertise_host == name
+        given_s = float(services[name]["stop_grace_period"].removesuffix("s"))
+        assert given_s > max(frontend_grace_s(config), config.shutdown.whole_s)
         assert config.data_plane.tcp.host == "0.0.0.0"
     assert services["frontend"]["ports"] == ["127.0.0.1:8787:8787", "127.0.0.1:9090:9090"]
     assert services["frontend"]["environment"]["TRINAMO_HTTP__STATUS_PORT"] == "9090"
