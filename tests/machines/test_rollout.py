@@ -54,9 +54,9 @@ pytestmark = [
 (PROXY,) = (each for each in PROXIES if each.name == "haproxy")
 KEY: Final = "a-key-of-some-length"
 WORD_S: Final = 0.02
-SHORT, MIDDLE, LONG = 25, 250, 450
+SHORT, MIDDLE, LONG = 25, 250, 500
 """Words of an answer: of half a second, of longer than a worker takes to leave, and than a frontend does."""
-DRAIN_S: Final = 2
+DRAIN_S: Final = 3
 """Of workers and frontends; a short answer is through long before."""
 LONGS: Final = 4
 """Of each model, streamed and whole in turns, over both frontends."""
@@ -373,13 +373,10 @@ async def test_nobody_notices_that_everything_is_restarted(tmp_path: Path) -> No
             for server in site.servers:
                 await server.stop()
                 await server.start()
+            # What a frontend cuts is not what became of them when their worker left.
+            await wait_ended(over_workers)
             over_frontends = [await restart_frontend(site, number) for number in range(2)]
-            longs = [*over_workers, *over_frontends]
-
-            async def have_ended() -> bool:
-                return all(each.total() == 2 * LONGS for each in longs)
-
-            await until(have_ended, "the long answers have ended")
+            await wait_ended(over_frontends)
             load.cancel_scope.cancel()
         counts = await site.counts()
     assert site.bad == []
@@ -389,6 +386,13 @@ async def test_nobody_notices_that_everything_is_restarted(tmp_path: Path) -> No
     assert {each[fault] for each in counts for fault in ("econ", "eresp", "wretr")} <= {"", "0"}
     check_long(over_workers, over_frontends)
     assert migrated > 0
+
+
+async def wait_ended(longs: Sequence[Ended]) -> None:
+    async def have_ended() -> bool:
+        return all(each.total() == 2 * LONGS for each in longs)
+
+    await until(have_ended, "the long answers have ended", timeout_s=60)
 
 
 def check_long(over_workers: list[Ended], over_frontends: list[Ended]) -> None:
