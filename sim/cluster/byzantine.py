@@ -1,8 +1,9 @@
-"""Strangers, and members that break the stream protocol on purpose, over plain sockets.
+"""Strangers, and members that break a protocol on purpose, over plain sockets or through store and broker.
 
 Each `ByzantineClient` is a host of its own that connects to where workers call home, or to where callers
 send requests, does its act, and notes how it was answered; `expects` says what the protocol asks
-for. What is around it must not notice: that is what the other invariants are for.
+for. Or it may write to the store, or speak at the broker, without the cluster's secret, and says what is not so.
+What is around it must not notice: that is what the other invariants are for.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 import trio
 
+from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.errors import ConnectError, RemoteProtocolError
+from trinamo.runtime.events.source import event_subject, topic_of
+from trinamo.runtime.events.status import WorkerState
+from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX, EndpointName
+from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.link_frames import Kind, Opening, encode_item, encode_opening
@@ -24,6 +31,7 @@ from trinamo.transports.sockets.wire import open_wire, send_all
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
 
+from ..core.host import current_host_name
 from ..core.world import World
 from ..env import SimEnv
 
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 ANOTHER: Final = b"the secret of some other simulated cluster"
 UNKNOWN: Final = "0" * 32
 POLL_S: Final = 0.005
+WAITED_S: Final = 1.0
+"""For somebody to believe it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,18 +54,22 @@ class ByzantineClient:
     to: str = "frontend0"
     at_s: float = 0.05
     expects: str = "closed"
-    """`refused CODE`, or `closed` for an end without a word."""
+    """`refused CODE`, or `closed` for an end without a word; `ignored` where all are told."""
 
     async def run(self, cluster: Cluster) -> None:
         """The byzantine host's main function."""
         await trio.sleep(self.at_s)
-        payload = await self._payload(cluster)
-        address = self._address(cluster)
-        started_s = trio.current_time()
-        theirs = cluster.processes[self.to].transports
-        secret = (theirs.home or theirs.server).options.secret
-        options = TcpOptions(secret=ANOTHER if self.act == "stolen_subject" else secret)
-        answer = await self._converse(address, payload, options, cluster.world)
+        if self.act in TOLD_TO_ALL:
+            started_s = trio.current_time()
+            answer = await TOLD_TO_ALL[self.act](cluster)
+        else:
+            payload = await self._payload(cluster)
+            address = self._address(cluster)
+            started_s = trio.current_time()
+            theirs = cluster.processes[self.to].transports
+            secret = (theirs.home or theirs.server).options.secret
+            options = TcpOptions(secret=ANOTHER if self.act == "stolen_subject" else secret)
+            answer = await self._converse(address, payload, options, cluster.world)
         took_s = round(trio.current_time() - started_s, 3)
         cluster.world.note(
             "byzantine.end", act=self.act, answer=answer, expects=self.expects, took_s=took_s
@@ -108,6 +122,44 @@ class ByzantineClient:
         return "closed"
 
 
+async def _unsigned_entry(cluster: Cluster) -> str:
+    """Put an address of its own in the place of each worker's; says whether anybody comes."""
+    name, env = current_host_name(), SimEnv(cluster.world, "byzantine.unsigned_entry")
+    (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")  # noqa: S104 -- simulated
+    address = f"{name}:{listener.socket.getsockname()[1]}"
+    async with listener, cluster.services.open_control(name, cluster.plan.config, env) as control:
+        for entry in (await control.range(INSTANCE_PREFIX)).entries:
+            told = json.loads(entry.value.partition(b"\n")[0])
+            told["transports"] = {"tcp": address}
+            # As its owner would: under the lease that is there.
+            await control.put(entry.key, json.dumps(told).encode(), lease_id=entry.lease_id)
+        with trio.move_on_after(WAITED_S):
+            await (await listener.accept()).aclose()
+            return "dialled"
+    return "ignored"
+
+
+async def _forged_report(cluster: Cluster) -> str:
+    """Say of each worker that it drains; says whether a frontend believes it."""
+    env = SimEnv(cluster.world, "byzantine.forged_report")
+    opening = cluster.services.open_events(current_host_name(), cluster.plan.config, env)
+    async with opening as events:
+        for key in cluster.store.values(INSTANCE_PREFIX):
+            endpoint, _, worker = key.removeprefix(INSTANCE_PREFIX).rpartition("/")
+            event = SequencedEvent(worker, 1 << 50, 1, msgspec.msgpack.encode(WorkerState.DRAINING))
+            topic = topic_of("status", EndpointName.parse(endpoint))
+            await events.publish(event_subject(topic, worker), encode_event(event))
+        await trio.sleep(WAITED_S)
+    runtimes = [cluster.processes[name].runtime for name in cluster.frontends]
+    told = [
+        status
+        for runtime in runtimes
+        for client in (runtime.clients if runtime else ())
+        for _, status, _ in client.router.statuses()
+    ]
+    return "believed" if InstanceStatus.DRAINING in told else "ignored"
+
+
 def _opening(subject: str) -> bytes:
     return encode_opening(1, Opening(Handshake(subject, StreamType.RESPONSE), 1 << 16))
 
@@ -126,7 +178,9 @@ SAID: Final = {
     "oversize_request": NO_FRAME,
 }
 """What is sent by each act that needs to know nothing of the cluster."""
-ACTS: Final = (*SAID, "taken_subject", "stolen_subject")
+TOLD_TO_ALL: Final = {"unsigned_entry": _unsigned_entry, "forged_report": _forged_report}
+"""Acts at the store and at the broker, of one with the rights of a member there, and without the secret."""
+ACTS: Final = (*SAID, *TOLD_TO_ALL, "taken_subject", "stolen_subject")
 REQUEST_ACTS: Final = ("garbage_request", "silent_request", "oversize_request")
 """Acts against the request listener of a worker."""
 GREETING_ACTS: Final = (

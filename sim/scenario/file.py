@@ -57,7 +57,7 @@ NOTES: Final = (
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.fallback",
     "kv.forget", "kv.move", "kv.quarantine", "kv.readmit", "lease.granted",
-    "lease.lost", "load.begin", "load.end", "migration", "prefill.local", "prefill.remote", "request.begin", "request.end", "byzantine.end",
+    "lease.lost", "lease.restored", "load.begin", "load.end", "migration", "prefill.local", "prefill.remote", "request.begin", "request.end", "byzantine.end",
     "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",

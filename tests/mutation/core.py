@@ -83,6 +83,19 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/worker/test_*.py",
         "tests/runtime/caller/test_client*.py",
     ),
+    "runtime/events/signed.py": (
+        "tests/attack/test_brokers.py",
+        "tests/transports/assembly/test_signed.py",
+        "properties/protocols/test_discovery_entries.py",
+    ),
+    "transports/assembly/signed.py": (
+        "tests/transports/assembly/test_signed.py",
+        "properties/protocols/test_discovery_entries.py",
+    ),
+    "transports/sockets/signatures.py": (
+        "tests/transports/assembly/test_signed.py",
+        "properties/protocols/test_discovery_entries.py",
+    ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
     "transports/tcp/unfinished.py": (
         "tests/transports/tcp/test_unfinished.py",

@@ -19,6 +19,7 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.planes import Entry
 from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.runtime.view.facts import weights_rows
 from trinamo.runtime.view.listing import InstanceLook, look_at_models
 from trinamo.runtime.view.survey import FrontendLook, Survey
@@ -109,6 +110,18 @@ def test_doctor_warns_of_each_refusal_and_names_a_file_once() -> None:
     ]
     assert "held by 2 workers" in found[-1].text
     assert "host, pid 7: 25 %" in found[-1].text
+
+
+def test_doctor_names_what_nobody_signed_and_says_what_to_do() -> None:
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    entry = card("1")
+    unsigned = attrs.evolve(entry, value=Unsigned("it has no signature", entry.value))
+    survey.models, survey.refused = look_at_models([unsigned])
+    (found,) = cluster_findings(survey)
+    assert (found.what, found.verdict) == ("signatures", FindingVerdict.WARNING)
+    assert found.text == "models/m/1: it has no signature"
+    assert "secret_file" in found.remedy
+    assert "delete it" in found.remedy
 
 
 def test_doctor_warns_of_workers_whose_load_frontends_wait_for_in_vain() -> None:

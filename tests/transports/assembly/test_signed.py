@@ -6,15 +6,18 @@ import json
 from base64 import b64decode
 
 import pytest
+import trio
 
 from tests.transports.sockets.test_identity import ANOTHER, NOW, SECRET, SetClock, SetEnv
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.errors import RemoteProtocolError, RequestError
+from trinamo.runtime.events.signed import SignedEvents
 from trinamo.runtime.planes import ControlPlane
 from trinamo.runtime.protocol.discovery.instances import Instance, decode_instance, encode_instance
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.sockets import signatures as signatures_module
 from trinamo.transports.sockets.identity import RENEWED_S, VALID_S
@@ -126,3 +129,50 @@ def test_a_certificate_for_connections_signs_no_entry(monkeypatch: pytest.Monkey
     signature = Signatures([SECRET], env()).sign(ONE.id, ONE.key, 1, VALUE)
     monkeypatch.undo()
     assert Signatures([SECRET], env()).fault(ONE.id, ONE.key, 1, VALUE, signature)
+
+
+async def test_who_reads_many_entries_lets_others_run() -> None:
+    """A fleet's take a second together, in which a frontend has other work."""
+    store = MemoryStore()
+    writer, turns = plane(store, SECRET), 0
+    for number in range(100):
+        await writer.put(f"instances/a/b/c/{number:x}", VALUE)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        found = await plane(store, SECRET).range("instances/")
+        nursery.cancel_scope.cancel()
+    assert {each.value for each in found.entries} == {VALUE}
+    assert turns >= 3
+
+
+async def test_what_is_remembered_of_strangers_is_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    reader, keys = plane(store, SECRET), [f"models/m/{number:x}" for number in range(1025)]
+    for key in keys:
+        await MemoryControlPlane(store).put(key, b"{}")
+    for _ in range(2):
+        await reader.get(keys[0])
+    assert len(caplog.messages) == 1
+    for key in keys[1:]:
+        await reader.get(key)
+    await reader.get(keys[0])
+    assert len(caplog.messages) == len(keys) + 1
+
+
+async def test_a_message_of_the_largest_size_fits_with_its_code() -> None:
+    broker = MemoryBroker()
+    events = SignedEvents(MemoryEventPlane(broker), [bytes(32)])
+    async with events.subscribe("a.b") as messages:
+        await events.publish("a.b", bytes(events.message_bytes_max))
+        with pytest.raises(RequestError):
+            await events.publish("a.b", bytes(events.message_bytes_max + 1))
+        assert len((await anext(messages)).payload) == events.message_bytes_max
