@@ -123,6 +123,10 @@ class Services(Protocol):
         """Have the store forget its history."""
         ...
 
+    def forge(self, *, is_on: bool) -> None:
+        """Whether somebody with the broker's token says things of his own on it."""
+        ...
+
     def open_control(
         self, name: str, config: Config, env: Env
     ) -> AbstractAsyncContextManager[ControlPlane]:
@@ -171,6 +175,10 @@ class NetworkServices:
     def compact(self) -> None:
         """See `Services`."""
         self.etcd.compact()
+
+    def forge(self, *, is_on: bool) -> None:
+        """See `Services`."""
+        self.nats.forge(is_on=is_on)
 
     def open_control(
         self,

@@ -93,6 +93,9 @@ class MemoryServices:
         """See `Services`."""
         self.store.compact()
 
+    def forge(self, *, is_on: bool) -> None:
+        """See `Services`. Nobody else is in this process."""
+
     @asynccontextmanager
     async def open_control(
         self,

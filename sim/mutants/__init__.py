@@ -11,6 +11,7 @@ from . import (
     link_bugs,
     migration_bugs,
     plane_bugs,
+    sealing_bugs,
     stream_bugs,
     transfer_bugs,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "migration_bugs",
     "plane_bugs",
     "planted",
+    "sealing_bugs",
     "stream_bugs",
     "transfer_bugs",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -49,6 +50,7 @@ FAULTS: Final = {
     "cut_one_way": FaultWord("nothing passes from `on` to `to`", has_link=True),
     "reset": FaultWord("RST on every connection between the two", has_link=True),
     "compact": FaultWord("the store forgets its history", has_host=False),
+    "forge": FaultWord("somebody with NATS's token repeats, changes and forges", has_host=False),
     "stall_adapter": FaultWord("what its adapter moves arrives after `for`, late"),
     "break_adapter": FaultWord("what its adapter moves is lost, while TCP works"),
 }
@@ -140,6 +142,9 @@ class Nemesis:
                 cluster.services.lose_replies(host, fault.count)
             case "compact":
                 cluster.services.compact()
+            case "forge":
+                cluster.services.forge(is_on=True)
+                return partial(cluster.services.forge, is_on=False)
             case "exhaust":
                 network.exhausted.add(host)
                 return lambda: network.exhausted.discard(host)

@@ -59,7 +59,7 @@ NOTES: Final = (
     "kv.forget", "kv.move", "kv.quarantine", "kv.readmit", "lease.granted",
     "lease.lost", "lease.restored", "load.begin", "load.end", "migration", "prefill.local", "prefill.remote", "request.begin", "request.end", "byzantine.end",
     "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
-    "store.revoke", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
+    "store.revoke", "stranger.said", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
     "worker.left", "worker.ready", "worker.serve", "worker.told",
 )  # fmt: skip
 """Every kind of note that a fault may wait for."""

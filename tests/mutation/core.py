@@ -96,6 +96,10 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/transports/assembly/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
+    "transports/sockets/sealing.py": (
+        "tests/transports/sockets/test_sealing.py",
+        "properties/simulated/test_sealed_messages.py",
+    ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
     "transports/tcp/unfinished.py": (
         "tests/transports/tcp/test_unfinished.py",

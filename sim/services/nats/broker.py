@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -65,7 +66,9 @@ class Broker:
         rng: random.Random,
         message_bytes_max: int,
         pending_bytes_max: int,
+        forge: Callable[[Publish], list[Publish]],
     ) -> None:
+        self._forge = forge
         self.machine, self.streams = machine, streams
         self.message_bytes_max, self.pending_bytes_max = message_bytes_max, pending_bytes_max
         self._rng = rng
@@ -98,6 +101,8 @@ class Broker:
 
     def publish(self, message: Publish, sender: _Client) -> None:
         """Take in what a client says: a request of JetStream, a message for a stream, or for others."""
+        for forged in self._forge(message):
+            self._route(forged)
         if self.streams.takes(message.subject):
             self.send(message)
             if self.machine.is_leaderless:
@@ -107,6 +112,12 @@ class Broker:
                 self.streams.take(message, self.send)
         elif not self.send(message):
             sender.say_nobody(message)
+
+    def _route(self, message: Publish) -> None:
+        """As `publish`, for whoever hears of no refusal."""
+        self.send(message)
+        if self.streams.takes(message.subject) and not self.machine.is_leaderless:
+            self.streams.take(message, self.send)
 
     def send(self, message: Publish, *, shown_as: str = "", op: str = "") -> bool:
         """Deliver to whoever is interested; whether anybody was.

@@ -4,7 +4,7 @@
 plane opens `transports/nats` to `nats://<name>:4222` from a host of the world.
 
 Faults: `kill`, `power_off`, `pause` and `resume`, `restart` with the disk or without, `refuse` (streams
-have no leader; plain messages go on), `lose_replies`, `clock` (acknowledgements are waited for on it), and
+have no leader; plain messages go on), `lose_replies`, `forge` (`stranger.py`), `clock` (acknowledgements are waited for on it), and
 `interceptor.rules` for single messages.
 """
 
@@ -20,6 +20,8 @@ from ...core.world import World
 from ..machine import ServiceMachine
 from .broker import Broker
 from .jetstream import JetStream
+from .stranger import Stranger
+from .wire import Publish
 
 PORT: Final = 4222
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -50,6 +52,7 @@ class SimulatedNats(ServiceMachine):
         self.port, self.pending_bytes_max = port, pending_bytes_max
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self._rng = world.choices.stream(f"{name} groups")
+        self._stranger: Stranger | None = None
         self._empty_disk()
 
     @property
@@ -62,6 +65,13 @@ class SimulatedNats(ServiceMachine):
         self.streams.booted()
         self.interceptor.forget()
         self.world.boot(self.name, self._main)
+
+    def forge(self, *, is_on: bool) -> None:
+        """Whether a stranger with the broker's token is about, who says things of his own."""
+        self._stranger = Stranger(self.world) if is_on else None
+
+    def _forged(self, message: Publish) -> list[Publish]:
+        return [] if self._stranger is None else self._stranger.says(message)
 
     def _empty_disk(self) -> None:
         self.streams = JetStream(self.clock)
@@ -80,6 +90,7 @@ class SimulatedNats(ServiceMachine):
             rng=self._rng,
             message_bytes_max=self.message_bytes_max,
             pending_bytes_max=self.pending_bytes_max,
+            forge=self._forged,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.streams.run, broker.send, lambda: self.is_leaderless)

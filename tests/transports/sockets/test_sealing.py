@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.transports.sockets.sealing import (
@@ -37,6 +40,20 @@ def test_a_process_says_the_same_twice_by_other_bytes_and_two_runs_by_the_same()
     assert len(set(said)) == 3
     assert len({each[:HEAD_BYTES] for each in said}) == 3
     assert said == [again.seal(b"x", b"") for _ in range(3)]
+
+
+def test_it_travels_as_the_page_says() -> None:
+    """`docs/protocols/sealed_messages.md`, computed by hand."""
+
+    def derived(length: int, what: bytes, salt: bytes | None = None) -> bytes:
+        return HKDF(hashes.SHA256(), length, salt, what).derive(NEW)
+
+    process, number = random.Random(7).randbytes(16), (2).to_bytes(8, "big")
+    key = AESGCM(derived(32, b"trinamo broker", process))
+    head = derived(8, b"trinamo broker id") + process + number
+    one = sealer(NEW, seed=7)
+    sealed = [one.seal(b"x", b"here") for _ in range(3)][2]
+    assert sealed == head + key.encrypt(bytes(4) + number, b"x", b"here")
 
 
 @pytest.mark.parametrize("about", [b"", b"there", b"here "])
@@ -77,10 +94,12 @@ def test_what_comes_once_is_refused_when_it_comes_again_or_too_late() -> None:
     said = [one.seal(b"%d" % number, b"") for number in range(WINDOW + 2)]
     for number in (1, 0, WINDOW, 2, WINDOW + 1, 3):
         assert other.open(said[number], b"", once=True) == b"%d" % number
+    assert other.refused == 0
     # The newest of them that is told apart is the second.
     for number in (0, 1, 2, 3, WINDOW, WINDOW + 1):
         with pytest.raises(RemoteProtocolError, match="before"):
             other.open(said[number], b"", once=True)
+    assert other.refused == 6
     assert other.open(said[0], b"") == b"0", "an answer may come late"
     assert other.open(said[4], b"", once=True) == b"4"
 
@@ -92,6 +111,15 @@ def test_as_many_processes_as_are_said_are_remembered() -> None:
         other.open(each, b"", once=True)
     with pytest.raises(RemoteProtocolError, match="before"):
         other.open(said[0], b"", once=True)
+    # Who speaks again stays, and whoever has been silent for longest goes.
+    other.open(said[2], b"")
+    for seed in range(PROCESSES_MAX + 2, PROCESSES_MAX + 5):
+        other.open(sealer(NEW, seed=seed).seal(b"x", b""), b"")
+    for silent in (1, 3):
+        assert other.open(said[silent], b"", once=True) == b"x"
+    for spoke in (0, 2):
+        with pytest.raises(RemoteProtocolError, match="before"):
+            other.open(said[spoke], b"", once=True)
     # Strangers push nobody out.
     for seed in range(8):
         with pytest.raises(RemoteProtocolError, match="secret_file"):
