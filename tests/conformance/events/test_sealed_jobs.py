@@ -78,11 +78,11 @@ async def test_a_tap_reads_no_job_wherever_it_is(broker: Broker) -> None:
             job = await ends.theirs.take(wait_s=5)
             assert job is not None
             assert job.payload == PROMPT
-            await ends.theirs.nak(job, reason="refused")
+            await ends.theirs.nak(job, reason=f"cannot: {PROMPT.decode()}")
         # Dead, and a job once more; who shows dead letters is a member.
         letter = await ends.ours.dead_letter("a")
         assert letter is not None
-        assert (letter.payload, letter.reason) == (PROMPT, "refused")
+        assert (letter.payload, letter.reason) == (PROMPT, f"cannot: {PROMPT.decode()}")
         assert await ends.ours.requeue("a")
         job = await ends.theirs.take(wait_s=5)
         assert job is not None

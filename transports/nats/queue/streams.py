@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Final
 
@@ -50,6 +51,8 @@ from .records import (
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
+_SEALED: Final = "sealed "
+"""Begins a reason that is sealed."""
 
 
 async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str]:
@@ -208,6 +211,26 @@ class SealedJobs:
         """Raises `RemoteProtocolError`, and counts, for what no member has put so."""
         return self._sealer.open(sealed, self._about(job_id, origin))
 
+    def seal_reason(self, job_id: str, reason: str) -> str:
+        """The words in which a handler failed, which may repeat the payload, as text for a header."""
+        if not (reason and self._sealer.seals):
+            return reason
+        sealed = self._sealer.seal(reason.encode(), self._why(job_id))
+        return _SEALED + urlsafe_b64encode(sealed).decode()
+
+    def open_reason(self, job_id: str, text: str) -> str:
+        """As they were sealed; what was not, such as that a lease expired, as it is."""
+        if not (text.startswith(_SEALED) and self._sealer.seals):
+            return text
+        try:
+            sealed = urlsafe_b64decode(text.removeprefix(_SEALED))
+            return self._sealer.open(sealed, self._why(job_id)).decode()
+        except (RemoteProtocolError, ValueError):
+            return text
+
+    def _why(self, job_id: str) -> bytes:
+        return f"reason {self._queue} {job_id}".encode()
+
     def _about(self, job_id: str, origin: JobOrigin) -> bytes:
         return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
 
@@ -304,4 +327,5 @@ class DeadLetters:
             payload = self._jobs.open(job_id, message.payload, read_origin(message.headers))
         except RemoteProtocolError:
             payload = message.payload
+        reason = self._jobs.open_reason(job_id, reason)
         return DeadLetter(job_id, payload, attempts, reason, dead_s)

@@ -72,6 +72,8 @@ CONFIRM_TIMEOUT_S: Final = 1.0
 HEADER_BYTES_MAX: Final = 4096
 """Room a job's payload must leave for the headers of a dead letter."""
 CLAIM_TRIES_MAX: Final = 8
+_TOLD_CHARS_MAX: Final = 3072
+"""Of a reason as it is kept, sealed or not."""
 _STORE_FAILED: Final = 10077
 _ACK: Final = b"+ACK"
 _NAK: Final = b"-NAK"
@@ -267,7 +269,7 @@ class NatsWorkQueue:
             attempt=attempt,
             token=f"{self._token_prefix}.{next(self._tokens):x}",
             put_ns=delivery.put_ns,
-            reason=reason[:REASON_CHARS_MAX],
+            reason=reason[:_TOLD_CHARS_MAX],
         )
 
     async def _write(
@@ -338,7 +340,8 @@ class NatsWorkQueue:
             self._held.pop(job.token, None)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return None
-        record = msgspec.structs.replace(held.record, state=state, reason=reason[:REASON_CHARS_MAX])
+        told = self._jobs.seal_reason(job.id, reason[:REASON_CHARS_MAX])
+        record = msgspec.structs.replace(held.record, state=state, reason=told)
         revision = await self._write(held.delivery, record, held.revision, deadline)
         if revision is None:
             self._held.pop(job.token, None)
