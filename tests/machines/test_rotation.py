@@ -34,15 +34,19 @@ class Asked:
             self.answers += 1
 
 
-async def test_no_request_fails_while_a_cluster_changes_its_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize("requests", ["tcp", "nats"])
+async def test_no_request_fails_while_a_cluster_changes_its_secret(
+    tmp_path: Path, requests: str
+) -> None:
     """In the three steps of `docs/security.md`; a new process is there before an old one ends."""
     old, new = tmp_path / "old.secret", tmp_path / "new.secret"
     for each in (old, new):
         write_secret(each)
     keys = ("security.secret_file", "security.second_secret_file")
+    common = {"data_plane.requests": requests}
     async with (
         AsyncExitStack() as stack,
-        open_cluster(tmp_path, engine="exact", settings={keys[0]: old}) as cluster,
+        open_cluster(tmp_path, engine="exact", settings={keys[0]: old, **common}) as cluster,
         trio.open_nursery() as nursery,
     ):
         asked = Asked(cluster.url)
@@ -50,7 +54,7 @@ async def test_no_request_fails_while_a_cluster_changes_its_secret(tmp_path: Pat
         for _ in range(4):
             nursery.start_soon(asked.ask, cluster.client)
         for number, files in enumerate([(old, new), (new, old), (new,)]):
-            settings = _joining(cluster) | dict(zip(keys, files, strict=False))
+            settings = _joining(cluster) | common | dict(zip(keys, files, strict=False))
             members = await _restarted(
                 members, settings, tmp_path / f"step{number}", cluster, asked, stack
             )
