@@ -21,7 +21,6 @@ import trio
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.events.load import LoadReport
-from trinamo.runtime.events.signed import SignedEvents
 from trinamo.runtime.planes import ControlPlane, Message, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.model_cards import (
@@ -32,10 +31,12 @@ from trinamo.runtime.protocol.discovery.model_cards import (
 )
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.openai.generate import ModelCard
+from trinamo.transports.assembly.sealed_events import SealedEvents
 from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.sockets.signatures import Signatures
 
 SECRET = b"a secret for measuring, and for nothing else"
@@ -80,18 +81,19 @@ def one_entry(times: int) -> dict[str, float]:
 
 def one_report(times: int) -> dict[str, float]:
     """A load report, as a worker sends it once a second."""
-    events = SignedEvents(MemoryEventPlane(MemoryBroker()), [bytes(32)])
+    sealer = Sealer([SECRET], RealEnv().rng)
+    events = SealedEvents(MemoryEventPlane(MemoryBroker()), sealer)
     subject = f"trinamo.load.bench.backend.generate.event.{instance(1).id}"
     body = msgspec.msgpack.encode(LoadReport(12, 3400, 8000, 512))
     payload = encode_event(SequencedEvent(instance(1).id, 1_800_000_000_000, 12345, body))
-    signed = Message(subject, payload + events._code(0, subject, payload))
+    signed = Message(subject, sealer.seal(payload, f"event {subject}".encode()))
 
     def look(_: int) -> None:
         assert events.opened(signed) is not None
 
     return {
-        "sign": cpu_us(lambda _: payload + events._code(0, subject, payload), times),
-        "verify": cpu_us(look, times),
+        "seal": cpu_us(lambda _: sealer.seal(payload, subject.encode()), times),
+        "open": cpu_us(look, times),
     }
 
 

@@ -4,6 +4,7 @@ model is in force."""
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -14,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.runtime.caller.tables import HandEnv
 from tests.transports.sockets.test_identity import SetEnv
 from trinamo.runtime.caller.router import Router
-from trinamo.runtime.events.signed import SignedEvents
 from trinamo.runtime.planes import Delete, Entry, Message, Put, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, is_address
 from trinamo.runtime.protocol.discovery.model_cards import (
@@ -25,10 +25,12 @@ from trinamo.runtime.protocol.discovery.model_cards import (
 )
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.transports.assembly.sealed_events import SealedEvents
 from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.tcp.sockets import split_address
 
 leaves = st.one_of(
@@ -248,16 +250,17 @@ def test_junk_is_read_as_nothing(value: bytes) -> None:
 def test_a_message_is_opened_as_it_was_published_or_not_at_all(
     payload: bytes, junk: bytes, data: st.DataObject
 ) -> None:
-    events = SignedEvents(MemoryEventPlane(MemoryBroker()), [b"a key of these tests"])
-    code = events._code(0, "a.b", payload)
-    opened = events.opened(Message("a.b", payload + code))
+    sealer = Sealer([SECRET], random.Random(1))
+    events = SealedEvents(MemoryEventPlane(MemoryBroker()), sealer)
+    sealed = sealer.seal(payload, b"event a.b")
+    opened = events.opened(Message("a.b", sealed))
     assert opened is not None
     assert opened.payload == payload
-    changed = bytearray(payload + code)
+    changed = bytearray(sealed)
     changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
 
     async def others() -> None:
-        assert events.opened(Message("a.c", payload + code)) is None
+        assert events.opened(Message("a.c", sealed)) is None
         assert events.opened(Message("a.b", junk)) is None
         assert events.opened(Message("a.b", bytes(changed))) is None
 

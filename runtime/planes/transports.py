@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import attrs
 
 from ..config.keys import is_everywhere, is_loopback, url_of
+from .events import EventPlane
 from .requests import RequestPlane, RequestServer
 from .responses import CallHome, ResponsePlane
 from .settlement import SettlementPlane
@@ -35,8 +36,8 @@ class DataPlane:
     """Other people's servers by instance id, which are asked where no workers are."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What peers prove to each other that they know; empty if nothing."""
-    report_keys: Sequence[bytes] = attrs.field(default=(), repr=False)
-    """What processes sign by what they tell of themselves by events, the first, and read it by; empty if nothing."""
+    told: EventPlane | None = None
+    """Where processes tell of themselves by events, believed of members only; None: by the event plane as it is."""
 
     @property
     def addresses(self) -> dict[str, str]:

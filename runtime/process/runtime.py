@@ -20,7 +20,6 @@ from ..config.config import KILL_TIMEOUT_S, LEAVE_TIMEOUT_S, REVOKE_TIMEOUT_S, C
 from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import TrinamoError, UnavailableError
-from ..events.signed import signed_events
 from ..http.transport import HttpTransport
 from ..kv.names import share_names
 from ..kv.transfer.engine import EngineTransfers
@@ -66,7 +65,7 @@ class Runtime:
         self.env = env
         self.control = control
         self.events = events
-        self._told = signed_events(events, data.report_keys)
+        self._told = data.told or events
         show_unsigned(metrics, control, self._told)
         self.metrics = metrics
         self.worker = worker

@@ -13,7 +13,6 @@ from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
-from trinamo.runtime.events.signed import SignedEvents
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Message, Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
@@ -22,6 +21,7 @@ from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedVi
 from trinamo.runtime.queues import consumer
 from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
+from trinamo.transports.assembly.sealed_events import SealedEvents
 from trinamo.transports.assembly.signed import SignedControlPlane
 from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
@@ -233,8 +233,8 @@ def entries_unread(_: Any, _self: Any, *_entry: object) -> str:
     return ""
 
 
-@instead_of(SignedEvents, "opened")
+@instead_of(SealedEvents, "opened")
 def reports_unread(opened: Any, self: Any, message: Message) -> Message:
     """What anybody tells in the name of a worker is believed."""
-    signed: Message | None = opened(self, message)
-    return message if signed is None else signed
+    told: Message | None = opened(self, message)
+    return message if told is None else told

@@ -6,9 +6,11 @@ there he writes as any client of etcd and NATS would.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,15 +18,20 @@ import msgspec
 import pytest
 import trio
 
+from tests.cluster.processes import chat, open_cluster
 from tests.runtime.one_process import OneProcess, open_process
 from tests.transports.tcp.ends import eventually
+from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.caller.client import Client
+from trinamo.runtime.config.keys import Secret
+from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.context import Context
 from trinamo.runtime.events.source import event_subject, topic_of
-from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.settings import SETTINGS_PREFIX
 from trinamo.runtime.protocol.discovery.instances import (
+    INSTANCE_PREFIX,
     EndpointName,
     FrontendEntry,
     Instance,
@@ -36,8 +43,10 @@ from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_ke
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.view.listing import read_listing
+from trinamo.transports.etcd import open_etcd
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryEventPlane
+from trinamo.transports.nats import open_nats
 
 SECRET = b"a secret of these tests, and no other"
 NAME = EndpointName("attack", "backend", "generate")
@@ -210,7 +219,7 @@ async def test_who_is_no_member_drains_nobody(
         await eventually(lambda: attack.dropped == 6)
         await attack.ask(8)
         assert {str(status) for _, status, _ in attack.client.router.statuses()} == {"live"}
-    lines = [each for each in caplog.messages if "not signed by a member" in each]
+    lines = [each for each in caplog.messages if "told by no member" in each]
     assert len(lines) == 1
 
 
@@ -229,3 +238,58 @@ async def test_a_report_that_was_heard_counts_on_no_other_subject() -> None:
         await stranger.publish(message.subject, changed)
         await eventually(lambda: attack.dropped == 3)
         await attack.ask(4)
+
+
+# --- who has both, of real servers and processes ------------------------------------------------------
+
+REQUESTS = 40
+
+
+async def mislead(store: ControlPlane, events: EventPlane, address: str, number: int) -> None:
+    """Put `address` in the place of every worker's, register one of its own, and say that all drain."""
+    for entry in (await store.range(INSTANCE_PREFIX)).entries:
+        told = json.loads(entry.value.partition(b"\n")[0])
+        told["transports"] = {"tcp": address}
+        told["metadata"]["status"] = f"http://{address}"
+        await store.put(entry.key, json.dumps(told).encode(), lease_id=entry.lease_id)
+        mine = told | {"id": "ab" * 8}
+        key = f"{INSTANCE_PREFIX}{told['endpoint']}/{mine['id']}"
+        await store.put(key, json.dumps(mine).encode())
+        topic = topic_of("status", EndpointName.parse(told["endpoint"]))
+        body = msgspec.msgpack.encode("draining")
+        event = encode_event(SequencedEvent(told["id"], 1 << 50, number, body))
+        await events.publish(event_subject(topic, told["id"]), event)
+
+
+@pytest.mark.slow
+@pytest.mark.services
+async def test_who_has_the_servers_and_no_secret_gets_and_changes_nothing(tmp_path: Path) -> None:
+    """77 of 83 prompts went to another address, and two messages drained a cluster."""
+    secret, dialled = tmp_path / "secret", 0
+    write_secret(secret)
+
+    async def take(stream: trio.SocketStream) -> None:
+        nonlocal dialled
+        dialled += 1
+        await stream.aclose()
+
+    settings = {"security.secret_file": secret, "router.policy": "kv"}
+    async with open_cluster(tmp_path, settings=settings) as cluster, trio.open_nursery() as nursery:
+        await cluster.wait_live(2)
+        listeners = await nursery.start(trio.serve_tcp, take, 0)
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nats = NatsConfig(token=Secret(cluster.nats.token))
+        async with (
+            open_etcd([cluster.etcd.endpoint]) as store,
+            open_nats([cluster.nats.url], nats) as events,
+        ):
+            for number in range(1, REQUESTS + 1):
+                await mislead(store, events, address, number)
+                body = chat("mine", max_tokens=4)
+                answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
+                assert answer.status_code == 200, answer.text
+        assert await cluster.metric(cluster.url, "unsigned_dropped_total") >= 2 * REQUESTS
+        health = (await cluster.client.get(f"{cluster.url}/health")).json()
+        assert "ab" * 8 not in json.dumps(health)
+        nursery.cancel_scope.cancel()
+    assert dialled == 0

@@ -83,7 +83,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/worker/test_*.py",
         "tests/runtime/caller/test_client*.py",
     ),
-    "runtime/events/signed.py": (
+    "transports/assembly/sealed_events.py": (
         "tests/attack/test_brokers.py",
         "tests/transports/assembly/test_signed.py",
         "properties/protocols/test_discovery_entries.py",

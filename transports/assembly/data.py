@@ -21,6 +21,8 @@ from trinamo.transports.tcp import (
     open_stream_server,
 )
 
+from .sealed_events import sealed_events
+
 if TYPE_CHECKING:
     from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
 
@@ -69,16 +71,5 @@ async def open_data_plane(
             call_home=calls,
             home_address=home.address,
             secret=options.secret,
-            report_keys=_report_keys(options),
+            told=sealed_events(events, sealer),
         )
-
-
-def _report_keys(options: TcpOptions) -> list[bytes]:
-    """What reports are signed by, the first, and read by: none without a secret."""
-    secrets = [each for each in (options.secret, options.second_secret) if each]
-    if not secrets:
-        return []
-    # Brings `cryptography` along, which who has no secret never needs.
-    from trinamo.transports.sockets.identity import report_key
-
-    return [report_key(each) for each in secrets]

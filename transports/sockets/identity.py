@@ -115,11 +115,6 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def report_key(secret: bytes) -> bytes:
-    """Of everybody who has `secret`: what members sign by what they tell of themselves by events."""
-    return HKDF(hashes.SHA256(), _KEY_BYTES, None, b"trinamo reports").derive(secret)
-
-
 authority_of = lru_cache(maxsize=16)(Authority)
 
 

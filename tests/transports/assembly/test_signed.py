@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 from base64 import b64decode
 
 import pytest
 import trio
+import trio.testing
 
 from tests.transports.sockets.test_identity import ANOTHER, NOW, SECRET, SetClock, SetEnv
 from trinamo.runtime.env import Env
-from trinamo.runtime.errors import RemoteProtocolError, RequestError
-from trinamo.runtime.events.signed import SignedEvents
-from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.errors import RemoteProtocolError, RequestError, UnavailableError
+from trinamo.runtime.planes import ControlPlane, Subscription
 from trinamo.runtime.protocol.discovery.instances import Instance, decode_instance, encode_instance
 from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.transports.assembly.sealed_events import SealedEvents
 from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.sockets import signatures as signatures_module
 from trinamo.transports.sockets.identity import RENEWED_S, VALID_S
+from trinamo.transports.sockets.sealing import Sealer
 from trinamo.transports.sockets.signatures import Signatures
 
 ONE = Instance(endpoint="a/b/c", id="1f" * 8, transports={"tcp": "127.0.0.1:1"})
@@ -168,11 +171,46 @@ async def test_what_is_remembered_of_strangers_is_bounded(
     assert len(caplog.messages) == len(keys) + 1
 
 
-async def test_a_message_of_the_largest_size_fits_with_its_code() -> None:
+async def test_a_message_of_the_largest_size_fits_sealed() -> None:
     broker = MemoryBroker()
-    events = SignedEvents(MemoryEventPlane(broker), [bytes(32)])
+    events = SealedEvents(MemoryEventPlane(broker), Sealer([SECRET], random.Random(1)))
     async with events.subscribe("a.b") as messages:
         await events.publish("a.b", bytes(events.message_bytes_max))
         with pytest.raises(RequestError):
             await events.publish("a.b", bytes(events.message_bytes_max + 1))
         assert len((await anext(messages)).payload) == events.message_bytes_max
+
+
+async def test_who_forges_answers_keeps_nobody_from_a_snapshot(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """He is there first each time, and says what he likes, or that nobody is there in a word of his own."""
+    broker, rng = MemoryBroker(), random.Random(1)
+    stranger = MemoryEventPlane(broker)
+    events = SealedEvents(MemoryEventPlane(broker), Sealer([SECRET], rng))
+    owner = SealedEvents(MemoryEventPlane(broker), Sealer([SECRET], rng))
+
+    async def forge(messages: Subscription) -> None:
+        async for message in messages:
+            for _ in range(3):
+                await stranger.publish(message.reply, b"nobody is there")
+
+    async with (
+        stranger.subscribe("a.b") as heard,
+        owner.subscribe("a.b") as asked,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(forge, heard)
+
+        @nursery.start_soon
+        async def answer() -> None:
+            request = await anext(asked)
+            await trio.sleep(0.5)
+            await owner.publish(request.reply, b"all: " + request.payload)
+
+        reply = await events.request("a.b", b"tell", timeout_s=5)
+        nursery.cancel_scope.cancel()
+    assert reply.payload == b"all: tell"
+    assert events.unsigned_count == 3
+    with pytest.raises(UnavailableError):
+        await events.request("a.c", b"tell", timeout_s=5)
