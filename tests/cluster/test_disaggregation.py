@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
 from tests.runtime.disaggregation import own_memory
-from tests.session.needs import MOONCAKE, NIXL, Need
+from tests.session.needs import GPU, MOONCAKE, NIXL, Need
+from tests.transports.nixl.gpu import find_gpu
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
@@ -166,19 +168,32 @@ async def test_disaggregated_workers_answer_as_one_engine(
     matrix[mode, backend] = f"{len(answers)} of {len(answers)}, {blocks:.0f} blocks moved"
 
 
+@pytest.mark.parametrize("place", ["host", "GPU"])
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_engine_with_memory_of_its_own_is_served_alike(tmp_path: Path, mode: str) -> None:
+async def test_an_engine_with_memory_of_its_own_is_served_alike(
+    tmp_path: Path, mode: str, place: str
+) -> None:
     """As an author hands it over: tensors, one a layer, which `trinamo.kv_cache` describes."""
     own = f"{Path(own_memory.__file__)}:engine"
-    async with disaggregated(
-        tmp_path, "decode", "prefill", engine=own, disaggregation__mode=mode
-    ) as (cluster, (decode, prefill)):
+    settings: dict[str, Any] = {"disaggregation__mode": mode}
+    if place == "GPU":
+        if find_gpu() is None or find_spec("torch") is None:
+            GPU.lacking()
+        own = own.replace(":engine", ":gpu_engine")
+        settings |= {"data_plane.nixl.enabled": True, "data_plane.transfer.backends": "nixl"}
+        settings |= {"data_plane.transfer.probe_timeout_s": 80}
+    async with disaggregated(tmp_path, "decode", "prefill", engine=own, **settings) as (
+        cluster,
+        (decode, prefill),
+    ):
         answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
         remote = await metric(cluster, decode, "prefills_total", where="remote", mode=mode)
+        computed = await metric(cluster, decode, "engine_prompt_tokens_total")
         await wait_no_blocks_used(cluster, decode, prefill)
 
     assert answers == await alone(PROMPTS)
     assert remote == len(PROMPTS)
+    assert computed == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -27,6 +27,7 @@ from ...config.config import Config
 from ...config.planes import TransferConfig
 from ...env import Env
 from ...errors import (
+    ConfigError,
     ConnectError,
     RequestError,
     StaleMemoryError,
@@ -439,7 +440,7 @@ async def open_engine_transfers(
 ) -> AsyncIterator[EngineTransfers]:
     """Register `kv` with the chain, which must be open for longer, until the block is left.
 
-    Raises what the last backend says if none takes the memory. Leaving aborts what is under way,
+    Raises `ConfigError` if no backend takes the memory, and says why. Leaving aborts what is under way,
     and quarantines blocks that are not settled by then; `drain` first to give them time.
     """
     section = config.data_plane.transfer
@@ -464,13 +465,20 @@ async def open_engine_transfers(
             chain.planes, metrics=metrics, leases=leases, section=section
         ) as router,
     ):
-        memory = await router.register(
-            kv.memory.buffers,
-            block_bytes=kv.memory.range_bytes,
-            fingerprint=kv.fingerprint,
-            needs_ticket=True,
-            parts=kv.memory.parts,
-        )
+        try:
+            memory = await router.register(
+                kv.memory.buffers,
+                block_bytes=kv.memory.range_bytes,
+                fingerprint=kv.fingerprint,
+                needs_ticket=True,
+                parts=kv.memory.parts,
+            )
+        except RequestError as error:
+            absent = "".join(f"; {name} is away: {why}" for name, why in chain.missing.items())
+            raise ConfigError(
+                f"{error.message}{absent}: name one that does in data_plane.transfer.backends (nixl"
+                " and mooncake move memory of a GPU), or set data_plane.transfer.enabled to false"
+            ) from error
         transfers = EngineTransfers(
             engine_id,
             kv,

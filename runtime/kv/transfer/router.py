@@ -146,9 +146,8 @@ class TransferRouter:
         needs_ticket: bool = False,
         parts: int = 1,
     ) -> RoutedMemory:
-        """Register with every backend that takes it; raises the last one's error if none does."""
+        """Register with every backend that takes it; `RequestError` says why none does."""
         regions: dict[str, MemoryRegion] = {}
-        refused: TrinamoError | None = None
         for plane in self.chain:
             try:
                 regions[plane.backend] = await plane.register(
@@ -159,11 +158,11 @@ class TransferRouter:
                     parts=parts,
                 )
             except TrinamoError as error:
-                refused = error
                 self._refused[plane.backend] = f"does not take the memory: {error.message}"
                 _log.warning("%s does not take the memory: %s", plane.backend, error)
         if not regions:
-            raise refused or TransferError("there is no transfer backend")
+            why = "; ".join(f"{name} {told}" for name, told in self._refused.items())
+            raise RequestError(f"no transfer backend takes the memory: {why or 'there is none'}")
         return RoutedMemory(regions)
 
     async def deregister(self, memory: RoutedMemory) -> None:

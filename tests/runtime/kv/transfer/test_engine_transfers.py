@@ -12,6 +12,7 @@ import trio.testing
 
 from tests.runtime.kv.ranges import memory_of
 from tests.runtime.kv.transfer.engines import (
+    SHAPE,
     block,
     cache,
     eventually,
@@ -26,6 +27,7 @@ from trinamo.runtime.engines.loop.host import open_engine_host
 from trinamo.runtime.engines.mocker.engine import MockerEngine
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import (
+    ConfigError,
     ControlPlaneError,
     IncompatibleKvError,
     RequestError,
@@ -33,6 +35,8 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.kv.memory import KvLayout
+from trinamo.runtime.kv.regions import RegionSet
+from trinamo.runtime.kv.tensors import kv_cache
 from trinamo.runtime.planes import ControlPlane, PutOutcome
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.transports.memory.control import MemoryControlPlane
@@ -282,3 +286,24 @@ async def test_an_engine_without_bytes_of_its_own_has_nothing_to_move() -> None:
     del engine.memory
     async with open_engine_host(engine) as host:
         assert host.kv is None
+
+
+async def test_memory_that_no_backend_takes_ends_the_start_with_what_to_do() -> None:
+    """As a GPU's without NIXL: nobody could move it."""
+    kv = cache(1)
+    on_gpu = kv_cache(ArrayOfGpu(kv.memory), SHAPE, synchronize=lambda: None)
+    with pytest.raises(ConfigError, match=r"tcp moves memory of the process.*\(nixl and mooncake"):
+        async with open_process(OneProcess(), serving=True, kv=on_gpu):
+            pass
+
+
+class ArrayOfGpu:
+    """What says that it is on one; nobody looks at it."""
+
+    def __init__(self, memory: RegionSet) -> None:
+        size = memory.block_count * memory.range_bytes * memory.parts
+        data = (0x7000_0000, False)
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": data}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
