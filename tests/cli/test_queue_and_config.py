@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from trinamo.runtime.planes import QueueLimits, Settlement
 from trinamo.runtime.process.settings import SETTINGS
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
+from trinamo.transports.sockets.sealing import Sealer
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 LIMIT = "worker.requests_max"
@@ -31,9 +34,9 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-async def bury(url: str, name: str, *job_ids: str) -> None:
+async def bury(url: str, name: str, *job_ids: str, secret: bytes = b"") -> None:
     async with (
-        open_nats(url) as events,
+        open_nats(url, sealer=Sealer([secret], random.Random(1))) as events,
         events.work_queue(name, limits=QueueLimits(attempts_max=1)) as queue,
     ):
         for job_id in job_ids:
@@ -64,6 +67,23 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(
     rows = msgspec.json.decode(place.run("queue", "ls", "--json", *where).stdout)
     (row,) = [row for row in rows if row["queue"] == name]
     assert (row["depth"], row["ready"], row["dead"]) == (1, 1, 0)
+
+
+def test_who_has_the_secret_reads_dead_letters_and_nobody_else(
+    place: Place, nats_server: SessionNats
+) -> None:
+    name, where = f"sealed-{os.getpid()}", ("--nats", nats_server.url)
+    path, secret = place.root / "cluster.secret", b"0123456789abcdef0123456789abcdef"
+    path.write_bytes(secret)
+    path.chmod(0o600)
+    trio.run(partial(bury, nats_server.url, name, "a", secret=secret))
+
+    member = Place(place.root, {"TRINAMO_SECURITY__SECRET_FILE": str(path)})
+    shown = [each.run("queue", "show", name, "a", *where).stdout for each in (member, place)]
+    assert "always fails" in shown[0]
+    assert "payload of a" in shown[0]
+    assert "a: 1 attempts" in shown[1]
+    assert not any(words in shown[1] for words in ("always", "payload"))
 
 
 def test_a_job_is_put_into_a_queue_once(place: Place, nats_server: SessionNats) -> None:
