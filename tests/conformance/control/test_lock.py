@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def name(prefix: str) -> str:
-    return prefix.rstrip("/")
+    return prefix.rstrip("/").replace("/", "-")
 
 
 async def test_one_after_the_other_in_the_order_they_came(backend: Backend, name: str) -> None:
