@@ -297,6 +297,13 @@ def config_notices(config: Config, *, moves_blocks: bool = True) -> list[str]:
             "Mooncake listens on all interfaces without authentication: keep its ports closed to"
             " others"
         )
+    leaves = {"NIXL": data.nixl.rdma_interface and "nixl" in data.backends, "Mooncake": mooncake}
+    clear = " and ".join(name for name, is_clear in leaves.items() if is_clear)
+    if moves_blocks and config.security.secret_file and clear:
+        found.append(
+            f"KV blocks by {clear} go in clear, whatever security.secret_file closes: keep that network"
+            " to the cluster, or let tcp move them (data_plane.transfer.backends: [tcp])"
+        )
     if moves_blocks and not data.transfer.enabled and len(data.backends) > 1:
         found.append("data_plane.transfer.enabled is false: no KV block is moved by any backend")
     etcd, nats = config.control_plane.etcd, config.event_plane.nats

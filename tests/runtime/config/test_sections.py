@@ -136,6 +136,23 @@ def test_a_process_that_moves_no_block_is_told_nothing_of_what_moves_them() -> N
 
 
 @pytest.mark.parametrize(
+    ("settings", "clear"),
+    [
+        ({"nixl.rdma_interface": "ib0", "nixl.enabled": True}, ["KV blocks by NIXL go in clear"]),
+        ({"nixl.enabled": True}, []),
+        ({"mooncake.enabled": True}, ["KV blocks by Mooncake go in clear"]),
+    ],
+)
+def test_what_moves_blocks_in_clear_beside_closed_links_is_said(
+    settings: dict[str, object], clear: list[str]
+) -> None:
+    overrides = {f"data_plane.{key}": value for key, value in settings.items()}
+    overrides["security.secret_file"] = "cluster.secret"
+    notices = config_notices(load_config(environ={}, overrides=overrides))
+    assert [each.partition(",")[0] for each in notices if "in clear" in each] == clear
+
+
+@pytest.mark.parametrize(
     ("grace_s", "notice"),
     [(5, "lose its streams"), (9, "lose its silent requests before its lease"), (10, "")],
 )
