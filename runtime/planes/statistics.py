@@ -42,7 +42,7 @@ class EventStatistics:
     dropped_incoming: int
     """Messages that found a subscription full, over all subscriptions there ever were."""
     refused_incoming: int = 0
-    """Requests, answers and jobs that no member of the cluster had sealed so, or that came again."""
+    """Requests, answers, jobs and events that no member had sealed so, or that came again."""
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ from . import (
     link_bugs,
     migration_bugs,
     plane_bugs,
-    sealing_bugs,
     stream_bugs,
     transfer_bugs,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "migration_bugs",
     "plane_bugs",
     "planted",
-    "sealing_bugs",
     "stream_bugs",
     "transfer_bugs",
 ]

@@ -1,4 +1,4 @@
-"""Mistakes in leases, watches, events and queues: what outages of the servers bring out."""
+"""Mistakes in leases, watches, events and queues: what outages of the servers, and strangers on them, bring out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
-from trinamo.runtime.errors import ControlPlaneError, LeaseLostError
+from trinamo.runtime.errors import ControlPlaneError, LeaseLostError, RemoteProtocolError
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Message, Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
@@ -30,6 +30,8 @@ from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.nats.outbox import Interest, Line
 from trinamo.transports.nats.queue import work_queue
 from trinamo.transports.nats.queue.streams import HeldJob, Leases
+from trinamo.transports.nats.requests import NatsRequestPlane
+from trinamo.transports.sockets.sealing import Sealer
 
 from ..cluster.services import NotedStore
 from ..services.etcd.connector import Connector
@@ -238,3 +240,45 @@ def reports_unread(opened: Any, self: Any, message: Message) -> Message:
     """What anybody tells in the name of a worker is believed."""
     told: Message | None = opened(self, message)
     return message if told is None else told
+
+
+# --- seals ----------------------------------------------------------------------------------------------
+
+
+@bug
+def nothing_is_sealed() -> list[Patch]:
+    """Messages go as they are, and are taken as they come."""
+    return [
+        (Sealer, "seal", lambda _, message, __: message),
+        (Sealer, "open", lambda _, message, *__, **___: message),
+    ]
+
+
+@bug
+def seal_fits_everywhere() -> list[Patch]:
+    """A seal does not say what the message is about."""
+    seal, open_ = Sealer.seal, Sealer.open
+    return [
+        (Sealer, "seal", lambda self, message, _: seal(self, message, b"")),
+        (Sealer, "open", lambda self, sealed, _, **once: open_(self, sealed, b"", **once)),
+    ]
+
+
+@instead_of(Sealer, "open")
+def unopened_is_an_answer(
+    open_: Any, self: Any, sealed: bytes, about: bytes, *, once: bool = False
+) -> bytes:
+    """A request is over with the first thing that anybody answers."""
+    opened = b""
+    try:
+        opened = open_(self, sealed, about, once=once)
+    except RemoteProtocolError:
+        if once:
+            raise
+    return opened
+
+
+@instead_of(NatsRequestPlane, "probe")
+def nobody_is_believed(_: Any, __: Any, ___: Any, ____: Any, waiting: Any) -> None:
+    """Whoever says that nobody is subscribed is believed."""
+    waiting.cancel()
