@@ -39,7 +39,7 @@ from trinamo.runtime.protocol.queue.consumer import JobOutcome  # noqa: E402
 from trinamo.runtime.queues.consumer import Consumer, ConsumerLimits, open_consumer  # noqa: E402
 from trinamo.transports.etcd import open_etcd  # noqa: E402
 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer, open_nats  # noqa: E402
-from trinamo.transports.sockets.sealing import Sealer  # noqa: E402
+from trinamo.transports.security.sealing import Sealer  # noqa: E402
 
 QUEUE = "bench"
 LIMITS = QueueLimits(visibility_timeout_s=2, attempts_max=100)

@@ -31,13 +31,13 @@ from trinamo.runtime.protocol.discovery.model_cards import (
 )
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.openai.generate import ModelCard
-from trinamo.transports.assembly.sealed_events import SealedEvents
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.sockets.sealing import Sealer
-from trinamo.transports.sockets.signatures import Signatures
+from trinamo.transports.security.sealed_events import SealedEvents
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signatures import Signatures
+from trinamo.transports.security.signed import signed_control
 
 SECRET = b"a secret for measuring, and for nothing else"
 NAME = EndpointName("bench", "backend", "generate")

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.runtime.caller.tables import HandEnv
-from tests.transports.sockets.test_identity import SetEnv
+from tests.transports.security.test_identity import SetEnv
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.planes import Delete, Entry, Message, Put, Snapshot
 from trinamo.runtime.protocol.discovery.instances import EndpointName, is_address
@@ -25,12 +25,12 @@ from trinamo.runtime.protocol.discovery.model_cards import (
 )
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.protocol.undecodable import Unsigned
-from trinamo.transports.assembly.sealed_events import SealedEvents
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealed_events import SealedEvents
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp.sockets import split_address
 
 leaves = st.one_of(

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from tests.transports.sockets.test_identity import SetEnv, shake
+from tests.transports.security.test_identity import SetEnv, shake
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.membership import (
     HELLO_BYTES,
@@ -21,7 +21,7 @@ from trinamo.runtime.protocol.streams.membership import (
     encode_welcome,
     wanted_bytes,
 )
-from trinamo.transports.sockets.identity import Authority, Identity
+from trinamo.transports.security.identity import Authority, Identity
 
 names = st.text(max_size=60)
 purposes = st.sampled_from(Purpose)

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, strategies as st
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.transports.sockets.sealing import WINDOW, Sealer
+from trinamo.transports.security.sealing import WINDOW, Sealer
 
 SECRET = bytes(range(32))
 ARRIVALS = st.lists(

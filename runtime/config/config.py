@@ -202,7 +202,7 @@ def read_secrets(section: SecurityConfig) -> tuple[bytes, bytes]:
     """The cluster's secret and the second one, each empty if not configured.
 
     Blocks on the disk, so call it early. Every TCP connection of ours is sealed with what is derived
-    from the first (`transports/sockets/identity.py`). A line end at the end of a file is not part of
+    from the first (`transports/security/identity.py`). A line end at the end of a file is not part of
     it: an editor that adds one must not shut a machine out. Raises `ConfigError` for a file that
     cannot be read, that every user of the machine can read, or that holds too little or too much, and
     for a second secret without a first.

@@ -19,7 +19,7 @@ from trinamo.runtime.kv.regions import KvCache
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.planes.transports import TransferChain
 from trinamo.transports.memory.transfer import open_memory_transfer_plane
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
 from ..core.host import HostState

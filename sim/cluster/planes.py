@@ -19,7 +19,7 @@ from trinamo.runtime.planes.transports import DataPlane, TransferChain
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
-from trinamo.transports.assembly.signed import signed_control
+from trinamo.transports.security.signed import signed_control
 
 from .memory import SECRET, ClusterMemory, sealer_of, tcp_options_of
 from .services import NotedControlPlane, Services

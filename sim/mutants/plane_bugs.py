@@ -21,8 +21,6 @@ from trinamo.runtime.protocol.events.sequence import SequencedEvent, SequencedVi
 from trinamo.runtime.queues import consumer
 from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
-from trinamo.transports.assembly.sealed_events import SealedEvents
-from trinamo.transports.assembly.signed import SignedControlPlane
 from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
@@ -31,7 +29,9 @@ from trinamo.transports.nats.outbox import Interest, Line
 from trinamo.transports.nats.queue import work_queue
 from trinamo.transports.nats.queue.streams import HeldJob, Leases
 from trinamo.transports.nats.requests import NatsRequestPlane
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealed_events import SealedEvents
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore
 from ..services.etcd.connector import Connector

@@ -23,7 +23,7 @@ from trinamo.runtime.protocol.streams.response_stream import WorkerHalf
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.http import server
-from trinamo.transports.sockets import identity
+from trinamo.transports.security import identity
 from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams.channel import Channel

@@ -22,8 +22,8 @@ from tests.transports.nats.brokers import private_server
 from trinamo.runtime.planes import QueueLimits, Settlement
 from trinamo.runtime.process.settings import SETTINGS
 from trinamo.transports.nats import open_nats
+from trinamo.transports.security.sealing import Sealer
 from trinamo.transports.servers.binaries import find_nats_server
-from trinamo.transports.sockets.sealing import Sealer
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 LIMIT = "worker.requests_max"

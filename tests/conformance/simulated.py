@@ -20,7 +20,7 @@ from trinamo.sim.services import (
     open_simulated_etcd,
 )
 from trinamo.transports.nats import open_nats
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 
 class SimulatedLink:

@@ -51,6 +51,9 @@ FOR_HTTP = tuple(
     f"runtime.http.{name}*" for name in ("bodies", "exchanges", "shares", "status", "transport")
 )
 
+# What members write to etcd, and sign.
+SIGNED = ("runtime.kv.transfer.metadata*", "runtime.process.settings*", "runtime.weights.messages*")
+
 # The first line that matches a module is its rule.
 LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
@@ -66,12 +69,13 @@ LAYERS = (
     Layer("transports.assembly*", ("runtime*", "transports*"), EVERYWHERE),
     Layer("transports.one_sided*", (*FOR_TRANSPORTS, "transports.one_sided*"), EVERYWHERE),
     Layer("transports.etcd*", (*FOR_TRANSPORTS, "transports.etcd*"), (*EVERYWHERE, "grpc", "google")),
-    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
-    Layer("transports.tcp*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.tcp*"), EVERYWHERE),
+    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.security*", "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
+    Layer("transports.tcp*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.security*", "transports.tcp*"), EVERYWHERE),
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*"), EVERYWHERE),
     Layer("transports.nixl*", (*FOR_TRANSPORTS, "transports.nixl*", "transports.one_sided*"), (*EVERYWHERE, "numpy")),
     Layer("transports.mooncake*", (*FOR_TRANSPORTS, "transports.mooncake*", "transports.one_sided*"), EVERYWHERE),
-    Layer("transports.sockets*", (*FOR_TRANSPORTS, "transports.sockets*"), (*EVERYWHERE, "cryptography")),
+    Layer("transports.security*", (*FOR_TRANSPORTS, *SIGNED, "transports.sockets*", "transports.security*"), (*EVERYWHERE, "cryptography")),
+    Layer("transports.sockets*", (*FOR_TRANSPORTS, "transports.sockets*"), EVERYWHERE),
     Layer("transports.http*", (*FOR_TRANSPORTS, *FOR_HTTP, "transports.sockets*", "transports.http*"), (*EVERYWHERE, "httptools", "hypercorn", "h2")),
     Layer("transports.openai*", (*FOR_TRANSPORTS, "runtime.engines.generation*", "transports.sockets*", "transports.openai*"), (*EVERYWHERE, "httptools")),
     Layer("transports.otel*", (*FOR_TRANSPORTS, "runtime.traces*", "transports.otel*"), (*EVERYWHERE, "opentelemetry")),

@@ -83,21 +83,21 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/worker/test_*.py",
         "tests/runtime/caller/test_client*.py",
     ),
-    "transports/assembly/sealed_events.py": (
+    "transports/security/sealed_events.py": (
         "tests/attack/test_brokers.py",
-        "tests/transports/assembly/test_signed.py",
+        "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
-    "transports/assembly/signed.py": (
-        "tests/transports/assembly/test_signed.py",
+    "transports/security/signed.py": (
+        "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
-    "transports/sockets/signatures.py": (
-        "tests/transports/assembly/test_signed.py",
+    "transports/security/signatures.py": (
+        "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
-    "transports/sockets/sealing.py": (
-        "tests/transports/sockets/test_sealing.py",
+    "transports/security/sealing.py": (
+        "tests/transports/security/test_sealing.py",
         "properties/simulated/test_sealed_messages.py",
     ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),

@@ -17,12 +17,12 @@ from trinamo.runtime.process.opening import open_runtime
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.traces.spans import Span, SpanSink
 from trinamo.transports.assembly.http import Http
-from trinamo.transports.assembly.sealed_events import sealed_events
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealed_events import sealed_events
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp import (
     TcpClient,
     TcpOptions,

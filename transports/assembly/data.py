@@ -12,7 +12,8 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.transports import DataPlane
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealed_events import sealed_events
+from trinamo.transports.security.sealing import Sealer
 from trinamo.transports.tcp import (
     TcpOptions,
     open_client,
@@ -20,8 +21,6 @@ from trinamo.transports.tcp import (
     open_request_server,
     open_stream_server,
 )
-
-from .sealed_events import sealed_events
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer

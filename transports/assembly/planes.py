@@ -26,12 +26,12 @@ from trinamo.runtime.config.planes import (
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.planes.transports import DataPlane, TransferChain
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp import TcpOptions
 
 from .data import open_data_plane
 from .http import Http
-from .signed import signed_control
 from .transfers import open_transfer_chain
 
 if TYPE_CHECKING:

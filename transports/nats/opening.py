@@ -10,7 +10,7 @@ from trinamo.runtime.config.planes import NatsConfig, need_servers
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 from .options import NatsOptions, tls_context
 from .plane import NatsEventPlane

@@ -18,7 +18,7 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, DeadlineError, UnavailableError
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 from trinamo.runtime.planes.subjects import check_message, check_pattern
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues

@@ -6,7 +6,7 @@ plane and travel on the same subject, so a cancel cannot overtake its request. M
 once: a lost request or answer ends in the caller's deadline, and an instance that died is for the
 caller to notice in discovery. Responses stream over `transports/tcp`, not over NATS.
 
-In a cluster with a secret all of it is sealed (`transports/sockets/sealing.py`): a request and a cancel for
+In a cluster with a secret all of it is sealed (`transports/security/sealing.py`): a request and a cancel for
 the subject, once, an answer for the request that it answers. What does not open is dropped and counted,
 and answered by nothing, so whoever has only the broker's token learns nothing and ends nothing. That nobody
 is subscribed he could say, too; it is believed once a probe was not answered either.
@@ -58,7 +58,7 @@ from trinamo.runtime.protocol.streams.request import (
     failure,
 )
 from trinamo.runtime.worker.requests import RequestTable
-from trinamo.transports.sockets.sealing import HEAD_BYTES, Sealer
+from trinamo.transports.security.sealing import HEAD_BYTES, Sealer
 
 _log = logging.getLogger("trinamo.nats")
 _PENDING_MAX: Final = 4096

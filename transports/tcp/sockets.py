@@ -24,7 +24,7 @@ from .unfinished import ByteBudget, Pending, Unfinished
 
 if TYPE_CHECKING:
     from trinamo.runtime.env import Env
-    from trinamo.transports.sockets.identity import Identity
+    from trinamo.transports.security.identity import Identity
 
 _log = logging.getLogger("trinamo.tcp")
 _HOST_CHARS_MAX: Final = 255
@@ -40,14 +40,14 @@ class Identities:
     @staticmethod
     def prepare(secret: bytes) -> None:
         """Derive the authority at the start: the library that it takes holds all up while it is imported."""
-        from trinamo.transports.sockets.identity import authority_of  # noqa: PLC0415 -- as below
+        from trinamo.transports.security.identity import authority_of  # noqa: PLC0415 -- as below
 
         authority_of(secret)
 
     def of(self, secret: bytes, second: bytes, uri: str, env: Env) -> Identity:
         """The one of who is `uri` among those who have `secret`, or the `second` one."""
         # Brings `cryptography` along, which who has no secret never needs.
-        from trinamo.transports.sockets.identity import Identity  # noqa: PLC0415
+        from trinamo.transports.security.identity import Identity  # noqa: PLC0415
 
         key = (secret, second, uri)
         if key not in self._made:

@@ -19,9 +19,9 @@ import trio.testing
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import ControlPlane
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.security.signed import signed_control
 
 SECRET = b"the secret of a cluster under test"
 

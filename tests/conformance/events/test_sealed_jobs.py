@@ -23,7 +23,7 @@ from trinamo.runtime.planes import (
 )
 from trinamo.runtime.queues.queues import Queues
 from trinamo.transports.nats.queue.records import StreamNames
-from trinamo.transports.sockets.sealing import HEAD_BYTES, Sealer
+from trinamo.transports.security.sealing import HEAD_BYTES, Sealer
 
 from .conftest import NATS
 from .test_consumer import SeededEnv

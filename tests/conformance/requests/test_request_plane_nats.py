@@ -48,8 +48,8 @@ from trinamo.runtime.protocol.streams.request import (
 )
 from trinamo.transports.nats import NatsRequestPlane, NatsRequestServer
 from trinamo.transports.nats.requests import PROBE_PATIENCE_S, about_answer, about_request
+from trinamo.transports.security.sealing import HEAD_BYTES, Sealer
 from trinamo.transports.servers.binaries import find_nats_server
-from trinamo.transports.sockets.sealing import HEAD_BYTES, Sealer
 
 SECRET = bytes(range(32))
 RNG = random.Random(1)

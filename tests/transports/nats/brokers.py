@@ -19,7 +19,7 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 
 class Broker(Protocol):

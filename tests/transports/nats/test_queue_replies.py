@@ -20,7 +20,7 @@ from trinamo.runtime.protocol.queue.jobs import LeasedJob
 from trinamo.transports.nats.queue.records import read_dead_headers
 from trinamo.transports.nats.queue.streams import list_work_queues
 from trinamo.transports.nats.queue.work_queue import NatsWorkQueue, open_work_queue
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 TIME = "2026-01-01T00:00:00.5Z"
 ACK = "$JS.ACK.s.c.2.7.9.1700000000000000000.0"

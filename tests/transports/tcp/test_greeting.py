@@ -16,7 +16,7 @@ from trinamo.runtime.errors import ConnectError, ImpostorError, RemoteProtocolEr
 from trinamo.runtime.protocol.streams import membership
 from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
 from trinamo.runtime.protocol.versions import SPOKEN, Version
-from trinamo.transports.sockets.identity import Identity
+from trinamo.transports.security.identity import Identity
 from trinamo.transports.sockets.wire import open_wire, send_all
 from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import TcpOptions, split_address

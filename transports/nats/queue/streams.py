@@ -17,7 +17,7 @@ from trinamo.runtime.protocol.queue.jobs import (
     QueueLimits,
     QueueStatistics,
 )
-from trinamo.transports.sockets.sealing import SEALED_BYTES, Sealer
+from trinamo.transports.security.sealing import SEALED_BYTES, Sealer
 
 from .api import (
     WRONG_LAST_SEQUENCE,

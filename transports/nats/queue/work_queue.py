@@ -40,7 +40,7 @@ from trinamo.runtime.protocol.queue.jobs import (
     check_job_id,
     check_queue_name,
 )
-from trinamo.transports.sockets.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer
 
 from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane
 from .fetching import Fetcher

@@ -25,8 +25,8 @@ from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane, reach_control
 from trinamo.transports.assembly.run_file import find_runs
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.openai.client import fetch
+from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp import TcpOptions, open_request_plane
 
 from ..running.frontends_file import neighbours_of

@@ -55,7 +55,7 @@ class Sealer:
         self._numbers = itertools.count()
         if self._secrets:
             # Who has no secret never needs it, and its import takes a while.
-            from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+            from cryptography.exceptions import InvalidTag
 
             self._unopened = (KeyError, ValueError, InvalidTag)
             self._own = next(iter(self._secrets)) + rng.randbytes(_PROCESS_BYTES)
@@ -101,7 +101,7 @@ class Sealer:
 
     def _cipher_of(self, own: bytes) -> AESGCM:
         """Of who begins its messages so; `KeyError` for a secret that is not known here."""
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         secret = self._secrets[own[:_ID_BYTES]]
         return AESGCM(_derive(secret, 32, b"", salt=own[_ID_BYTES:]))
@@ -136,7 +136,7 @@ _MASK: Final = (1 << WINDOW) - 1
 
 
 def _derive(secret: bytes, length: int, what: bytes, *, salt: bytes | None = None) -> bytes:
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 -- as above
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     return HKDF(hashes.SHA256(), length, salt, b"trinamo broker" + what).derive(secret)

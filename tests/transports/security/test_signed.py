@@ -10,21 +10,21 @@ import pytest
 import trio
 import trio.testing
 
-from tests.transports.sockets.test_identity import ANOTHER, NOW, SECRET, SetClock, SetEnv
+from tests.transports.security.test_identity import ANOTHER, NOW, SECRET, SetClock, SetEnv
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import RemoteProtocolError, RequestError, UnavailableError
 from trinamo.runtime.planes import ControlPlane, Subscription
 from trinamo.runtime.protocol.discovery.instances import Instance, decode_instance, encode_instance
 from trinamo.runtime.protocol.undecodable import Unsigned
-from trinamo.transports.assembly.sealed_events import SealedEvents
-from trinamo.transports.assembly.signed import signed_control
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.sockets import signatures as signatures_module
-from trinamo.transports.sockets.identity import RENEWED_S, VALID_S
-from trinamo.transports.sockets.sealing import Sealer
-from trinamo.transports.sockets.signatures import Signatures
+from trinamo.transports.security import signatures as signatures_module
+from trinamo.transports.security.identity import RENEWED_S, VALID_S
+from trinamo.transports.security.sealed_events import SealedEvents
+from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.signatures import Signatures
+from trinamo.transports.security.signed import signed_control
 
 ONE = Instance(endpoint="a/b/c", id="1f" * 8, transports={"tcp": "127.0.0.1:1"})
 VALUE = encode_instance(ONE)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.transports.sockets.sealing import (
+from trinamo.transports.security.sealing import (
     HEAD_BYTES,
     PROCESSES_MAX,
     SEALED_BYTES,

@@ -37,7 +37,7 @@ from trinamo.runtime.protocol.undecodable import UNSIGNED_REMEDY, Unsigned
 from trinamo.runtime.weights.messages import WEIGHTS_PREFIX
 
 if TYPE_CHECKING:
-    from trinamo.transports.sockets.signatures import Signatures
+    from .signatures import Signatures
 
 _log = logging.getLogger("trinamo.discovery")
 _SIGNED: Final = (INSTANCE_PREFIX, MODEL_PREFIX, FRONTEND_PREFIX, WEIGHTS_PREFIX, SETTINGS_PREFIX)
@@ -75,7 +75,7 @@ class SignedControlPlane:
         self._signatures: Signatures | None = None
         if secrets:
             # Brings `cryptography` along, which who has no secret never needs.
-            from trinamo.transports.sockets.signatures import Signatures
+            from .signatures import Signatures
 
             self._signatures = Signatures(secrets, env)
         if isinstance(plane, CountsControl):

@@ -24,8 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError
-
-from .tls import TlsSession
+from trinamo.transports.sockets.tls import TlsSession
 
 VALID_S: Final = 12 * 3600.0
 """How long before and after it is issued a certificate is valid: so much may two clocks differ."""

@@ -15,7 +15,8 @@ from typing import Final, cast
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import EventPlane, Message, Subscription
-from trinamo.transports.sockets.sealing import SEALED_BYTES, Sealer
+
+from .sealing import SEALED_BYTES, Sealer
 
 _log = logging.getLogger("trinamo.events")
 _SUBJECT_CHARS_MAX: Final = 160

@@ -12,7 +12,7 @@ from cryptography import x509
 from tests.transports.tcp.ends import descriptors
 from trinamo.runtime.env import Clock, RealEnv
 from trinamo.runtime.errors import ConnectError
-from trinamo.transports.sockets.identity import RENEWED_S, VALID_S, Authority, Identity
+from trinamo.transports.security.identity import RENEWED_S, VALID_S, Authority, Identity
 from trinamo.transports.sockets.tls import TlsSession
 
 SECRET, ANOTHER = (
