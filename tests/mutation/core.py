@@ -96,6 +96,10 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
+    "transports/security/pieces.py": (
+        "tests/transports/security/test_pieces.py",
+        "tests/transports/tcp/transfer/test_sealed.py",
+    ),
     "transports/security/sealing.py": (
         "tests/transports/security/test_sealing.py",
         "properties/simulated/test_sealed_messages.py",

@@ -55,7 +55,7 @@ def open_wire(stream: trio.SocketStream) -> Wire:
     return KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
 
 
-async def send_all(wire: Wire, data: bytes) -> None:
+async def send_all(wire: Wire, data: bytes | memoryview) -> None:
     """Send all of `data`, as it is; waits only while there is no room. Cancelled, a part may have been sent."""
     rest = memoryview(data)[wire.send(data) :] if data else b""
     while rest:

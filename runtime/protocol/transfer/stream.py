@@ -46,6 +46,7 @@ SUM_BYTES: Final = 8
 _U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Text = Annotated[str, msgspec.Meta(max_length=2048)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
+_Key = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class TransferMessage(
@@ -68,6 +69,8 @@ class Hello(TransferMessage, frozen=True, tag=1):
     """Whom the initiator means to reach; another one refuses."""
     checksums: Annotated[list[_Word], msgspec.Meta(max_length=8)]
     """What it can compute, best first."""
+    key: _Key = b""
+    """Seals what the initiator sends behind the welcome; empty in a cluster without a secret."""
 
 
 class Welcome(TransferMessage, frozen=True, tag=2):
@@ -75,6 +78,8 @@ class Welcome(TransferMessage, frozen=True, tag=2):
 
     checksum: _Word
     """For all transfers of this stream."""
+    key: _Key = b""
+    """Seals what the owner sends behind this."""
 
 
 class Read(Request, frozen=True, tag=3):

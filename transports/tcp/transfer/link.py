@@ -100,7 +100,8 @@ class TransferLink:
     def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
         self.receiving: dict[int, BlockFlow] = {}
         self._wire = wire
-        self._socket = wire.socket if wire.seal is None else SealedSocket(wire)
+        self.sealed = None if wire.seal is None else SealedSocket(wire)
+        self._socket = self.sealed or wire.socket
         self.slice_bytes = slice_bytes
         self._messages: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -166,7 +167,7 @@ class TransferLink:
     async def _send_messages(self) -> None:
         await trio.lowlevel.checkpoint()
         data = self._take_messages()
-        await send_all(self._wire, data if self._wire.seal is None else self._wire.seal(data))
+        await send_all(self._wire, data if self.sealed is None else self.sealed.seal(data))
 
     def _take_messages(self) -> bytes:
         joined = b"".join(self._messages)
@@ -282,8 +283,8 @@ class TransferLink:
 
     def _wake_at(self, count: int) -> None:
         """Let the socket be readable only when so many bytes have come, or it is over."""
-        # Sealed, it is records that come, and their ends are not known before.
-        if count != self._low_water and self._wire.seal is None:
+        # Sealed, it is pieces that come, and their ends are not known before.
+        if count != self._low_water and self.sealed is None:
             self._low_water = count
             self._wire.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
 

@@ -37,6 +37,7 @@ from trinamo.runtime.protocol.transfer.stream import (
     TransferFailed,
     Welcome,
 )
+from trinamo.transports.security.pieces import PIECE_KEY_BYTES
 from trinamo.transports.sockets.wire import Wire
 
 from ..accepting import Gate
@@ -45,12 +46,12 @@ from ..sockets import TcpOptions, open_listener
 from .checksum import NO_CHECKSUM, Checksum, ChecksumChoice, choose, offered
 from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .inquiry import answer, inquire
-from .link import serve
+from .link import TransferLink, serve
 from .memory import TcpRegion
 from .target import RefusalBucket, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -171,13 +172,16 @@ class TcpMover(Mover[TcpRegion]):
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
         ours = offered(self.options.checksum)
-        await link.send_now(Hello(_VERSION, incarnation, list(ours)))
+        key = self._key(link)
+        await link.send_now(Hello(_VERSION, incarnation, list(ours), key))
         answer = await link.read_now()
         if isinstance(answer, TransferFailed):
             raise error_from_wire(answer.code, answer.message, definite=True)
         if not isinstance(answer, Welcome) or answer.checksum not in ours:
             raise RemoteProtocolError(f"peer {incarnation} did not answer with a welcome")
         link.checksum = ours[answer.checksum]
+        if link.sealed is not None:
+            link.sealed.change_keys(key, answer.key)
 
     async def greet(self, wire: Wire) -> Wire:
         """Have one who dials us prove that it is of this cluster; it is told nothing before."""
@@ -215,8 +219,15 @@ class TcpMover(Mover[TcpRegion]):
         except (StaleMemoryError, RefusedError) as error:
             await link.send_now(TransferFailed(0, error.code, error.message, error.definite))
             raise
-        await link.send_now(Welcome(link.checksum.name))
+        key = self._key(link)
+        await link.send_now(Welcome(link.checksum.name, key))
+        if link.sealed is not None:
+            link.sealed.change_keys(key, hello.key)
         return True
+
+    def _key(self, link: TransferLink) -> bytes:
+        """For what we send over it once both ends have greeted."""
+        return b"" if link.sealed is None else self._env.rng.randbytes(PIECE_KEY_BYTES)
 
     def _accept(self, hello: Hello) -> Checksum:
         if hello.wanted != self.incarnation:

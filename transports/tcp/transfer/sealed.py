@@ -1,21 +1,37 @@
 """What a transfer asks of a socket, where the connection is sealed.
 
-Bytes are encrypted from the registered memory, and decrypted into a buffer that they are copied out
-of: nothing of a block that failed its record's check reaches the memory.
+TLS carries the handshake, in which both ends tell a random key for what they send from then on. What
+follows are the pieces of `transports/security/pieces.py`: TLS cuts what it seals into records of 16 KiB, and
+its library copies each several times, where a piece is sealed from the registered memory itself. It is
+opened into a buffer that it is copied out of: nothing of a piece that failed its check reaches the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+from socket import SO_RCVLOWAT, SOL_SOCKET
 from typing import Any, Final
 
 import trio
 from typing_extensions import Buffer
 
+from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.transports.security.pieces import (
+    PIECE_GROWTH,
+    PIECE_KEY_BYTES,
+    PIECE_LENGTH,
+    PIECE_TAG_BYTES,
+    PieceKey,
+)
 from trinamo.transports.sockets.wire import Wire, send_all
 
-_PIECE_BYTES: Final = 1 << 18
+PIECE_BYTES: Final = 1 << 18
 """Sealed, or opened, without the loop's turn: some 0.1 ms."""
+_LOW_WATER_BYTES: Final = 1 << 17
+_ALONE_BYTES: Final = 1 << 13
+"""What is smaller is copied into one piece with what follows it."""
+_PIECES_MAX: Final = 2 + 2 * PIECE_BYTES // _ALONE_BYTES
 
 
 class SealedSocket:
@@ -23,25 +39,53 @@ class SealedSocket:
 
     def __init__(self, wire: Wire) -> None:
         assert wire.seal is not None
-        self._wire, self._seal = wire, wire.seal
+        self.seal = wire.seal
+        """What makes of a message what to send."""
+        self._wire = wire
         self._opened = memoryview(b"")
+        self._sending: PieceKey
+        self._receiving: PieceKey | None = None
+
+    def change_keys(self, sending: bytes, receiving: bytes) -> None:
+        """Go on in pieces, both ways, once both ends have said that they will.
+
+        Raises `RemoteProtocolError` for keys that are none, and where the peer has said more by TLS.
+        """
+        if len(receiving) != PIECE_KEY_BYTES or self._opened:
+            raise RemoteProtocolError("the peer did not change to pieces as it should")
+        self._sending, self._receiving = PieceKey(sending), PieceKey(receiving)
+        self.seal = self._seal
+        self._out = memoryview(bytearray(PIECE_BYTES + _PIECES_MAX * PIECE_GROWTH))
+        self._in = memoryview(bytearray(2 * (PIECE_BYTES + PIECE_GROWTH)))
+        self._start = self._end = 0
+        self._low_water = 1
+        self._clear = memoryview(bytearray(PIECE_BYTES))
+
+    def _seal(self, data: bytes | memoryview) -> bytes:
+        pieces = []
+        for at in range(0, len(data), PIECE_BYTES):
+            size = self._sending.seal_into(data[at : at + PIECE_BYTES], self._out)
+            pieces.append(bytes(self._out[:size]))
+        return b"".join(pieces)
 
     async def sendmsg(self, buffers: Iterable[Buffer]) -> int:
         """Send some of the first bytes; how many. Once it returns, or is cancelled, none is read any more."""
         await trio.lowlevel.checkpoint()
-        pieces, left = [], _PIECE_BYTES
+        left, views = PIECE_BYTES, []
         for buffer in buffers:
             # A view that was released meanwhile is an error here: what was sealed must be sent.
-            piece = memoryview(buffer)[:left]
-            pieces.append(piece)
-            left -= piece.nbytes
+            views.append(memoryview(buffer)[:left])
+            left -= views[-1].nbytes
             if not left:
                 break
-        data = b"".join(map(self._seal, pieces))
-        for piece in pieces:
-            piece.release()
-        await send_all(self._wire, data)
-        return _PIECE_BYTES - left
+        end = 0
+        for is_small, group in groupby(filter(len, views), lambda view: view.nbytes < _ALONE_BYTES):
+            for data in [b"".join(group)] if is_small else group:
+                end += self._sending.seal_into(data, self._out[end:])
+        for view in views:
+            view.release()
+        await send_all(self._wire, self._out[:end])
+        return PIECE_BYTES - left
 
     async def send(self, data: Buffer) -> int:
         """As `sendmsg`."""
@@ -50,7 +94,7 @@ class SealedSocket:
     async def recvmsg_into(self, views: Iterable[memoryview]) -> tuple[int, list[Any], int, Any]:
         """Fill the first views with what has come; only the count means something. 0 at the end."""
         if not self._opened:
-            self._opened = memoryview(await self._wire.receive(_PIECE_BYTES))
+            await self._open_next()
         count = 0
         for view in views:
             piece = self._opened[: view.nbytes]
@@ -64,10 +108,45 @@ class SealedSocket:
     async def recv(self, bytes_max: int) -> bytes:
         """What has come, so much at most; empty at the end."""
         if not self._opened:
-            self._opened = memoryview(await self._wire.receive(_PIECE_BYTES))
+            await self._open_next()
         part, self._opened = self._opened[:bytes_max], self._opened[bytes_max:]
         return bytes(part)
 
     async def recv_into(self, view: memoryview) -> int:
         """As `recvmsg_into`."""
         return (await self.recvmsg_into([view]))[0]
+
+    async def _open_next(self) -> None:
+        """Open what comes next; nothing is open at the end of the stream."""
+        if self._receiving is None:
+            self._opened = memoryview(await self._wire.receive(PIECE_BYTES))
+            return
+        if not await self._holds(PIECE_LENGTH.size):
+            return
+        (size,) = PIECE_LENGTH.unpack_from(self._in, self._start)
+        if not PIECE_TAG_BYTES < size <= PIECE_BYTES + PIECE_TAG_BYTES:
+            raise RemoteProtocolError(f"a piece of {size} bytes; up to {PIECE_BYTES} are taken")
+        if not await self._holds(PIECE_LENGTH.size + size):
+            return
+        sealed = self._in[self._start + PIECE_LENGTH.size :][:size]
+        self._start += PIECE_LENGTH.size + size
+        count = self._receiving.open_into(sealed, self._clear)
+        self._opened = self._clear[:count]
+
+    async def _holds(self, count: int) -> bool:
+        """Whether so much is there, once it is; False if the stream ends before."""
+        while self._end - self._start < count:
+            if self._start + count > self._in.nbytes:
+                held = bytes(self._in[self._start : self._end])
+                self._in[: len(held)] = held
+                self._start, self._end = 0, len(held)
+            # Woken up for what is missing of a piece, not for every segment.
+            low_water = min(count - (self._end - self._start), _LOW_WATER_BYTES)
+            if low_water != self._low_water:
+                self._low_water = low_water
+                self._wire.socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, low_water)
+            received = await self._wire.socket.recv_into(self._in[self._end :])
+            if not received:
+                return False
+            self._end += received
+        return True

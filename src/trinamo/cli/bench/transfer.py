@@ -25,7 +25,7 @@ from .transfer_text import TransferRow, rows_json, rows_svg, show
 bench_app = typer.Typer(
     name="bench", help="Measure parts of trinamo on this machine.", no_args_is_help=True
 )
-BENCH_BACKENDS: Final = ("tcp", "nixl tcp", "nixl cma", "mooncake tcp")
+BENCH_BACKENDS: Final = ("tcp", "tcp sealed", "nixl tcp", "nixl cma", "mooncake tcp")
 """What can be measured; `transfer_roles.py` opens them."""
 DIRECTIONS: Final = ("read", "write")
 _SMALL_ROUNDS: Final = 300

@@ -33,10 +33,11 @@ Opened = AbstractAsyncContextManager[TransferPlane]
 _DEADLINE_S: Final = 120.0
 
 
-def _tcp(checksum: ChecksumChoice) -> Opened:
+def _tcp(checksum: ChecksumChoice, secret: bytes = b"") -> Opened:
+    from trinamo.transports.tcp.sockets import TcpOptions
     from trinamo.transports.tcp.transfer.plane import TransferOptions, open_transfer_plane
 
-    return open_transfer_plane(TransferOptions(checksum=checksum))
+    return open_transfer_plane(TransferOptions(tcp=TcpOptions(secret=secret), checksum=checksum))
 
 
 def _nixl(*, same_host: bool) -> Opened:
@@ -54,6 +55,7 @@ def _mooncake() -> Opened:
 
 _BACKENDS: Final[dict[str, Callable[[], Opened]]] = {
     "tcp": lambda: _tcp("auto"),
+    "tcp sealed": lambda: _tcp("auto", bytes(range(32))),
     "tcp crc32": lambda: _tcp("crc32"),
     "tcp plain": lambda: _tcp("none"),
     "nixl tcp": lambda: _nixl(same_host=False),

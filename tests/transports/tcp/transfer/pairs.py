@@ -73,7 +73,7 @@ async def until(transfer: Transfer, count: int) -> None:
 
 async def greeted(plane: TransferPlane[TcpMover]) -> WireStream:
     stream = await dialled(plane.mover.address, Purpose.TRANSFERS)
-    hello = Hello(1, plane.incarnation, ["crc32"])
+    hello = Hello(2, plane.incarnation, ["crc32"])
     await stream.send_all(encode_message(hello))
     answer = await stream.receive_some(4096)
     assert answer

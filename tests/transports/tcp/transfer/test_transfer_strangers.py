@@ -80,7 +80,7 @@ BAD_FRAMES: dict[str, Callable[[], bytes]] = {
     "a huge header": lambda: b"\xff\xff\xff\xff\0\0\0\0",
     "a huge data part": lambda: encode_message(Ping(1), 2**32 - 1),
     "an answer": lambda: frame(Finished(1)),
-    "a second hello": lambda: frame(Hello(1, "b", [])),
+    "a second hello": lambda: frame(Hello(2, "b", [])),
     "half a block number": lambda: frame(Read(1, 1, 1, SIZE, 0), b"\1\0\0"),
     "sums without a slice": lambda: (
         frame(Write(1, 1, 1, SIZE, 0, None), pack_blocks([1])) + frame(Sums(1, b"x"))
@@ -141,7 +141,7 @@ async def test_random_bytes_end_one_stream_and_nothing_else(seed: int) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         frame(Ping(1)),
         frame(Inquiry(1, "f" * 16, 7)),
-        frame(Hello(1, "f" * 16, ["crc32"])),
+        frame(Hello(2, "f" * 16, ["crc32"])),
         b"",
     ],
 )
