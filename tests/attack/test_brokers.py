@@ -18,7 +18,8 @@ import msgspec
 import pytest
 import trio
 
-from tests.cluster.processes import chat, open_cluster
+from tests.attack.attackers import Trap, mislead, open_trap
+from tests.cluster.processes import Cluster, chat, open_cluster, until
 from tests.runtime.one_process import OneProcess, open_process
 from tests.transports.tcp.ends import eventually
 from trinamo.cli.up.certs import write_secret
@@ -27,7 +28,7 @@ from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.context import Context
 from trinamo.runtime.events.source import event_subject, topic_of
-from trinamo.runtime.planes import ControlPlane, EventPlane
+from trinamo.runtime.planes import ControlPlane, Entry
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.settings import SETTINGS_PREFIX
 from trinamo.runtime.protocol.discovery.instances import (
@@ -39,7 +40,7 @@ from trinamo.runtime.protocol.discovery.instances import (
     encode_instance,
     frontend_key,
 )
-from trinamo.runtime.protocol.discovery.model_cards import encode_card, model_key
+from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_card, model_key
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.view.listing import read_listing
@@ -66,9 +67,8 @@ class Attacked:
     client: Client
     store: ControlPlane
     """As any client of etcd has it."""
-    address: str
-    """Of the attacker's port."""
-    dialled: int = 0
+    trap: Trap
+    """The attacker's port."""
 
     async def ask(self, times: int) -> None:
         for _ in range(times):
@@ -77,7 +77,7 @@ class Attacked:
 
     def own(self, instance_id: str, **fields: Any) -> Instance:
         """An instance of the attacker's address."""
-        transports = {"tcp": self.address}
+        transports = {"tcp": self.trap.address}
         made = Instance(endpoint=str(NAME), id=instance_id, transports=transports)
         return msgspec.structs.replace(made, **fields)
 
@@ -93,23 +93,14 @@ async def attacked(**overrides: Any) -> AsyncIterator[Attacked]:
         open_process(transports, serving=True, **overrides) as one,
         open_process(transports, serving=True, **overrides) as other,
         open_process(transports, **overrides) as caller,
-        trio.open_nursery() as nursery,
+        open_trap() as trap,
     ):
         for worker in (one, other):
             await worker.serve(NAME, told, request_type=str)
         client = await caller.client(NAME)
         await client.router.wait_instances(2)
         store = MemoryControlPlane(transports.store)
-
-        async def take(stream: trio.SocketStream) -> None:
-            attack.dialled += 1
-            await stream.aclose()
-
-        listeners = await nursery.start(trio.serve_tcp, take, 0)
-        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        attack = Attacked(transports, [one, other], caller, client, store, address)
-        yield attack
-        nursery.cancel_scope.cancel()
+        yield Attacked(transports, [one, other], caller, client, store, trap)
 
 
 # --- who may write to etcd -------------------------------------------------------------------------
@@ -125,14 +116,14 @@ async def test_an_address_that_was_overwritten_gets_no_prompt(
                 instance = attack.own(str(worker.instance_id), incarnation=99)
                 await attack.store.put(instance.key, encode_instance(instance))
             await attack.ask(4)
-        assert attack.dialled == 0
+        assert attack.trap.calls == 0
         assert attack.dropped >= 2
         # Nobody is known by what the attacker wrote, and the workers are there again in a moment.
         async with open_process(attack.transports) as fresh:
             attack.client = await fresh.client(NAME)
             await attack.client.router.wait_instances(2)
             await attack.ask(4)
-        assert attack.dialled == 0
+        assert attack.trap.calls == 0
     told = [each for each in caplog.messages if "it has no signature" in each]
     by_worker = [[each for each in told if str(w.instance_id) in each] for w in attack.workers]
     # Once in each process that reads it: the worker, its peers that call, and the two callers.
@@ -141,10 +132,10 @@ async def test_an_address_that_was_overwritten_gets_no_prompt(
 
 async def test_a_worker_that_no_member_is_is_neither_listed_nor_asked() -> None:
     async with attacked() as attack:
-        instance = attack.own("ab" * 8, metadata={"status": f"http://{attack.address}"})
+        instance = attack.own("ab" * 8, metadata={"status": f"http://{attack.trap.address}"})
         card = ModelCard(name="m", endpoint=str(NAME))
         frontend = FrontendEntry(
-            id="cd" * 8, url=f"http://{attack.address}", status=f"http://{attack.address}"
+            id="cd" * 8, url=f"http://{attack.trap.address}", status=f"http://{attack.trap.address}"
         )
         await attack.store.put(instance.key, encode_instance(instance))
         await attack.store.put(model_key("m", instance.id), encode_card(card))
@@ -154,7 +145,7 @@ async def test_a_worker_that_no_member_is_is_neither_listed_nor_asked() -> None:
         listing = await read_listing(attack.caller.control)
         assert (len(listing.instances), listing.frontends, listing.models) == (2, [], [])
         assert sum("secret_file" in each for each in listing.refused) == 3
-        assert attack.dialled == 0
+        assert attack.trap.calls == 0
 
 
 @pytest.mark.parametrize("way", ["another key", "another lease", "no lease", "a byte changed"])
@@ -245,51 +236,72 @@ async def test_a_report_that_was_heard_counts_on_no_other_subject() -> None:
 REQUESTS = 40
 
 
-async def mislead(store: ControlPlane, events: EventPlane, address: str, number: int) -> None:
-    """Put `address` in the place of every worker's, register one of its own, and say that all drain."""
-    for entry in (await store.range(INSTANCE_PREFIX)).entries:
-        told = json.loads(entry.value.partition(b"\n")[0])
-        told["transports"] = {"tcp": address}
-        told["metadata"]["status"] = f"http://{address}"
-        await store.put(entry.key, json.dumps(told).encode(), lease_id=entry.lease_id)
-        mine = told | {"id": "ab" * 8}
-        key = f"{INSTANCE_PREFIX}{told['endpoint']}/{mine['id']}"
-        await store.put(key, json.dumps(mine).encode())
-        topic = topic_of("status", EndpointName.parse(told["endpoint"]))
-        body = msgspec.msgpack.encode("draining")
-        event = encode_event(SequencedEvent(told["id"], 1 << 50, number, body))
-        await events.publish(event_subject(topic, told["id"]), event)
-
-
 @pytest.mark.slow
 @pytest.mark.services
 async def test_who_has_the_servers_and_no_secret_gets_and_changes_nothing(tmp_path: Path) -> None:
     """77 of 83 prompts went to another address, and two messages drained a cluster."""
-    secret, dialled = tmp_path / "secret", 0
+    secret = tmp_path / "secret"
     write_secret(secret)
-
-    async def take(stream: trio.SocketStream) -> None:
-        nonlocal dialled
-        dialled += 1
-        await stream.aclose()
-
     settings = {"security.secret_file": secret, "router.policy": "kv"}
-    async with open_cluster(tmp_path, settings=settings) as cluster, trio.open_nursery() as nursery:
+    async with open_cluster(tmp_path, settings=settings) as cluster, open_trap() as trap:
         await cluster.wait_live(2)
-        listeners = await nursery.start(trio.serve_tcp, take, 0)
-        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nats = NatsConfig(token=Secret(cluster.nats.token))
         async with (
             open_etcd([cluster.etcd.endpoint]) as store,
             open_nats([cluster.nats.url], nats) as events,
         ):
             for number in range(1, REQUESTS + 1):
-                await mislead(store, events, address, number)
+                await mislead(store, events, trap.address, number)
                 body = chat("mine", max_tokens=4)
                 answer = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
                 assert answer.status_code == 200, answer.text
         assert await cluster.metric(cluster.url, "unsigned_dropped_total") >= 2 * REQUESTS
         health = (await cluster.client.get(f"{cluster.url}/health")).json()
         assert "ab" * 8 not in json.dumps(health)
-        nursery.cancel_scope.cancel()
-    assert dialled == 0
+    assert trap.calls == 0
+
+
+# --- keys of a cluster without a secret ---------------------------------------------------------------
+
+
+async def registered(store: ControlPlane) -> dict[str, Entry]:
+    found = [
+        *(await store.range(INSTANCE_PREFIX)).entries,
+        *(await store.range(MODEL_PREFIX)).entries,
+    ]
+    return {each.key: each for each in found}
+
+
+async def is_answered(cluster: Cluster) -> bool:
+    body = chat("hi", model="echo", max_tokens=4)
+    response = await cluster.client.post(f"{cluster.url}/v1/chat/completions", json=body)
+    return response.status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.services
+@pytest.mark.parametrize("value", [None, b"", b"\xff\x00 no card"], ids=["gone", "empty", "junk"])
+async def test_keys_that_a_stranger_takes_away_come_back_and_requests_are_answered(
+    value: bytes | None, tmp_path: Path
+) -> None:
+    """Before: 404 or 503 for good, though the lease lived and nothing else was wrong."""
+    async with (
+        open_cluster(tmp_path, workers=1, engine="echo") as cluster,
+        open_etcd([cluster.etcd.endpoint]) as store,
+    ):
+        before = await registered(store)
+        assert len(before) == 2
+        for key in before:
+            if value is None:
+                await store.delete(key)
+            else:
+                await store.put(key, value)
+
+        async def are_back() -> bool:
+            now = await registered(store)
+            return [(e.key, e.value, e.lease_id) for e in now.values()] == [
+                (e.key, e.value, e.lease_id) for e in before.values()
+            ]
+
+        await until(are_back, "the keys are back, under the same lease")
+        await until(lambda: is_answered(cluster), "a request is answered")
