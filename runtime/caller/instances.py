@@ -165,6 +165,7 @@ class Instances:
             # What stands is the connection to where it was.
             record.is_connected = False
             record.connected_once.clear()
+            record.is_cause_told = False
             record.moves += 1
             self._check_transports(record)
         self.choices.settle(record)
@@ -227,6 +228,7 @@ class Instances:
     def connected(self, record: InstanceRecord, transport: str) -> None:
         """A connection to it has been made, so that what ended with the last one is over."""
         record.is_connected = True
+        record.is_cause_told = False
         record.connected_once.add(transport)
         if record.connect():
             self.choices.settle(record)
@@ -234,16 +236,19 @@ class Instances:
             self._env.note("router.trust", instance=record.instance.id)
 
     def disconnected(self, record: InstanceRecord, error: TrinamoError | None = None) -> None:
-        """A connection to it broke, or, with `error`, cannot be made."""
+        """A connection to it broke, or, with `error`, cannot be made: why is told once for each outage."""
         record.is_connected = False
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
-        elif record.disconnect():
+            return
+        if record.disconnect():
             self.choices.settle(record)
-            is_lost = error is None or record.connected_once
-            why = "connection lost" if is_lost else error
-            self._log.warning("instance %s of %s: %s", record.instance, why)
+            if error is None or record.connected_once:
+                self._log.warning("instance %s of %s: connection lost", record.instance)
             self._env.note("router.suspect", instance=record.instance.id)
+        if error is not None and not record.is_cause_told:
+            record.is_cause_told = True
+            self._log.warning("instance %s of %s: %s", record.instance, error)
 
     def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:
         """A request to it ended with `error`: it may be passed over, while there is another."""

@@ -97,7 +97,7 @@ def _sum(packet: bytes | bytearray, at: int) -> int:
     """TCP's checksum."""
     body = bytes(packet[12:20]) + struct.pack("!BBH", 0, TCP, len(packet) - at) + packet[at:]
     body += b"\0" * (len(body) % 2)
-    total = sum(struct.unpack(f"!{len(body) // 2}H", body))
+    total: int = sum(struct.unpack(f"!{len(body) // 2}H", body))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
@@ -111,9 +111,8 @@ def socket_in(machine: Machine, make: Callable[[], socket.socket]) -> socket.soc
         libc = ctypes.CDLL(None, use_errno=True)
         place = os.open(Path("/run/netns", machine.namespace), os.O_RDONLY)
         try:
-            if libc.setns(place, CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"setns {machine.namespace}")
-            made.append(make())
+            status = libc.setns(place, CLONE_NEWNET)
+            made.append(make() if status == 0 else OSError(ctypes.get_errno(), "setns"))
         except OSError as error:
             made.append(error)
         finally:
@@ -136,8 +135,7 @@ def _mac(machine: Machine) -> bytes:
 @asynccontextmanager
 async def open_between(machine: Machine, one: Machine, two: Machine) -> AsyncIterator[Between]:
     """Lead what `one` and `two` say to each other through `machine`, which hands it on while inside."""
-    forwarding = ("sysctl", "-qw", "net.ipv4.ip_forward=0")
-    subprocess.run(["ip", "netns", "exec", machine.namespace, *forwarding], check=True)
+    await machine.run("sysctl -qw net.ipv4.ip_forward=0")
     for here, there in ((one, two), (two, one)):
         # One packet for each segment: nobody cuts what this process sends.
         ip("-n", here.namespace, "link", "set", "eth0", "gso_max_segs", "1")

@@ -8,6 +8,7 @@ an address so that this process is one more machine.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,6 +34,8 @@ FRAME_BYTES: Final = 1 << 17
 """More than a cable between namespaces passes at once."""
 # As on Debian, where a machine's own name is an address of loopback.
 HOSTS: Final = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
+_OWNED: Final = re.compile(r"(?:tri-|trb)(\d+)(?:-\w+)?")
+"""Names of what a process of this number has made."""
 _ENTER: Final = 'mount --bind "$1" /etc && hostname "$2" && cd "$3" && shift 3 && exec "$@"'
 
 
@@ -142,8 +145,10 @@ def open_machines(
 ) -> Iterator[dict[str, Machine]]:
     """Machines by name, each with so many addresses; all of them know one another's names.
 
-    A machine's second, third, … address has no name: add one to `etc / "hosts"`.
+    A machine's second, third, … address has no name: add one to `etc / "hosts"`. What a process has left that
+    was killed in here is taken away first.
     """
+    _sweep()
     number = os.getpid()
     net = f"10.{100 + number // 250 % 100}.{number % 250}"
     bridge = f"trb{number % 10_000_000}"
@@ -192,6 +197,15 @@ async def sniffed() -> AsyncIterator[list[bytes]]:
             nursery.start_soon(listen)
             yield frames
             nursery.cancel_scope.cancel()
+
+
+def _sweep() -> None:
+    """Delete the namespaces and bridges of processes that are no more; the rest goes with them."""
+    for kind, folder in (("netns", "/run/netns"), ("link", "/sys/class/net")):
+        for name in (each.name for each in Path(folder).glob("tr[ib]*")):
+            found = _OWNED.fullmatch(name)
+            if found and not Path("/proc", found[1]).exists():
+                subprocess.run(["ip", kind, "del", name], check=False, capture_output=True)
 
 
 def _made(stack: ExitStack, words: Sequence[str]) -> None:

@@ -53,7 +53,8 @@ async def open_servers(
     count = len(config["control_plane"]["etcd"]["endpoints"])
     etcd, nats = places[:count], places[count:]
     servers = Servers(
-        [_etcd(machine, each, etcd) for each in etcd], [_nats(machine, each, nats) for each in nats]
+        [_etcd(machine, each, etcd) for each in etcd],
+        [_nats(machine, each, nats, config["event_plane"]["nats"]) for each in nats],
     )
     everybody = [*servers.etcd, *servers.nats]
     try:
@@ -85,12 +86,16 @@ def _etcd(machine: Machine, place: Place, cluster: Sequence[Place]) -> EmbeddedS
     return _server(machine, place, command, etcd_is_ready)
 
 
-def _nats(machine: Machine, place: Place, cluster: Sequence[Place]) -> EmbeddedServer:
+def _nats(
+    machine: Machine, place: Place, cluster: Sequence[Place], section: Mapping[str, Any]
+) -> EmbeddedServer:
     name, address, port = place
     command = [
         *(str(find_nats_server()), "--addr", address, "--port", str(port), "--jetstream"),
         *("--store_dir", str(machine.home / f"{name}-data")),
     ]
+    if "token" in section:
+        command += ["--auth", section["token"]]
     if len(cluster) > 1:
         routes = ",".join(f"nats://{where}:{NATS_PEER}" for _, where, _ in cluster)
         command += ["--server_name", name, "--cluster_name", "nats", "--routes", routes]

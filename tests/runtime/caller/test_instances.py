@@ -71,17 +71,19 @@ def test_a_status_tells_why_an_instance_is_passed_over() -> None:
 
 
 def test_a_connection_that_never_was_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says where it was sought, and why it was not reached."""
+    """The log says where it was sought, and why it was not reached: once for each outage."""
     table = Table(A)
     record, why = table.record(A), ConnectError("cannot be reached at h:1: Connection refused")
-    table.disconnected(record, why)
-    table.disconnected(record, why)
+    for _ in range(2):
+        table.disconnected(record, why)
     table.connected(record, "tcp")
-    table.disconnected(record, why)
+    for each in (None, why, why):
+        table.disconnected(record, each)
 
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
         "instance 1 of a/b/c: cannot be reached at h:1: Connection refused",
         "instance 1 of a/b/c: connection lost",
+        "instance 1 of a/b/c: cannot be reached at h:1: Connection refused",
     ]
 
 
