@@ -35,6 +35,7 @@ SPOKEN: Final = (Version(3, 0),)
 BUILD: Final = version("trinamo")
 """Told for people, and compared by nobody."""
 _TOLD_MAX: Final = 16
+_BUILD_CHARACTERS_MAX: Final = 32
 _TEXT: Final = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
 
 
@@ -70,10 +71,15 @@ def check_versions(what: str, entry: bytes) -> None:
     newest = max((each for each in map(_parsed, spoken) if each is not None), default=Version(0, 0))
     which = "it is to be upgraded" if newest < SPOKEN[-1] else "this one is to be upgraded"
     raise RemoteProtocolError(
-        f"{what}: {f'build {told.build[:32]}' if told.build else 'an older build'} speaks protocol"
+        f"{what}: {f'build {told.build[:_BUILD_CHARACTERS_MAX]}' if told.build else 'an older build'} speaks protocol"
         f" {', '.join(spoken)[:80] or 'of before 3.0'}, and this build, {BUILD},"
         f" {', '.join(map(str, SPOKEN))}: {which}"
     )
+
+
+def read_build(entry: bytes) -> str:
+    """The build that an entry which was not refused tells, for people to read."""
+    return _decoder.decode(entry).build[:_BUILD_CHARACTERS_MAX]
 
 
 @lru_cache(maxsize=64)

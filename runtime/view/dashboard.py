@@ -32,7 +32,8 @@ from .looks import Look, Place
 from .overview import AWAY, PREFIX, FrontendView, Overview
 from .pages import HEADERS, Tabs, file_routes
 from .requests import ask_legs, legs_view
-from .snapshot import INSTANCES_MAX, ClusterSnapshot, Snapshots, role_of
+from .rows import INSTANCES_MAX, role_of
+from .snapshot import ClusterSnapshot, Snapshots
 from .survey import Survey
 from .timeline import Minutes, Seen, Timeline
 

@@ -19,6 +19,7 @@ from ..protocol.discovery.instances import (
 )
 from ..protocol.discovery.model_cards import MODEL_PREFIX, ModelTable, decode_card
 from ..protocol.openai.generate import ModelCard
+from ..protocol.versions import read_build
 
 TOLD_MAX: Final = 16
 """What the cards of one model say, where they differ."""
@@ -47,6 +48,8 @@ class InstanceLook:
     """The fraction of its KV cache in use, likewise."""
     name: str = ""
     """What people call it, as far as anybody has said."""
+    build: str = ""
+    """Of its process, as it registered it."""
     unreached: list[str] = attrs.field(factory=list)
     """Who does not reach it where requests go, and why; in words."""
 
@@ -109,6 +112,7 @@ async def read_listing(control: ControlPlane) -> Listing:
                     transports=dict(each.transports),
                     metadata=dict(each.metadata),
                     name=each.transports.get("http", "") if "upstream" in each.metadata else "",
+                    build=read_build(entry.value),
                 )
             )
     for entry in (await control.range(FRONTEND_PREFIX)).entries:
@@ -131,6 +135,17 @@ def look_at_models(entries: Sequence[Entry]) -> tuple[list[ModelLook], list[str]
             card = decode_card(entry.key, entry.value)
             cards.setdefault(card.name, []).append(card)
     return [_look(name, told, table) for name, told in cards.items()], list(refused)
+
+
+def refusals(refused: Sequence[str]) -> list[str]:
+    """Those for the same reason as one sentence, with their number, in the order of the first ones."""
+    alike: dict[str, list[str]] = {}
+    for each in refused:
+        alike.setdefault(each.partition(": ")[2] or each, []).append(each)
+    return [
+        first + (f"; and {len(others)} more likewise" if others else "")
+        for first, *others in alike.values()
+    ]
 
 
 def _look(name: str, cards: list[ModelCard], table: ModelTable) -> ModelLook:

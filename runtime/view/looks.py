@@ -20,7 +20,7 @@ from ..planes import ControlPlane
 from .facts import worker_facts
 from .listing import InstanceLook, Listing, ModelLook, read_listing
 from .overview import FrontendView
-from .snapshot import INSTANCES_MAX
+from .rows import INSTANCES_MAX
 from .survey import Asking, FrontendLook, Neighbours, Survey, survey_around, why_away
 
 ETCD_TIMEOUT_S: Final = 0.8

@@ -477,8 +477,8 @@ def _note_seen(look: InstanceLook, known: InstanceView, who: str) -> None:
         address = look.transports.get("tcp", "")
         place = f" at {address}" if address and known.state == InstanceStatus.UNREACHED else ""
         look.unreached.append(f"{who} {LOST[known.state]}{place}")
-    elif look.seen not in LOST and (look.health is None and "status" not in look.metadata):
-        # It has no port to be asked at, as an upstream, so the frontend's word counts.
+    elif look.seen not in LOST and look.health is None and not look.problem:
+        # It was not asked, as an upstream, which has no port for it, so the frontend's word counts.
         look.seen = known.state
         look.problem = AWAY_PROBLEM if known.state == AWAY else look.problem
 

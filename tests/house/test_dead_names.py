@@ -19,7 +19,7 @@ from tests.sources import ROOT, all_sources, front_door, listed
 # By whom: the names.
 KNOWN = {
     "the scripts of the dashboard read it: runtime/view/files":
-        "engine_facts prompt_tokens_per_s failures_per_s etcd_text",
+        "failures_per_s etcd_text streams_by_group singly_max",
     "Python calls it, or reads it": "__signature__ __annotations__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock task_scheduled before_task_step after_task_step optlen",

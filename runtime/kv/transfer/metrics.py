@@ -30,6 +30,7 @@ _LATENCY_BUCKETS_S: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
+PEER_SERIES_MAX: Final = 256
 
 
 @attrs.define
@@ -192,7 +193,17 @@ class TransferMetrics:
         self._note("kv.fallback", failed=failed, backend=to)
 
     def usable(self, backend: str, peer: str, *, is_usable: bool) -> None:
-        """Whether new transfers with `peer` may use `backend`."""
+        """Whether new transfers with `peer` may use `backend`.
+
+        Of more than `PEER_SERIES_MAX` those are shown that may not: the workers of a fleet would have
+        as many series as pairs otherwise.
+        """
+        shown = {place: bool(tally.value) for place, tally in self._usable.items()}
+        if (backend, peer) not in shown and len(shown) >= PEER_SERIES_MAX:
+            spared = next((place for place, usable in shown.items() if usable), None)
+            if is_usable or spared is None:
+                return
+            self._usable.drop(*spared)
         self._usable.tally(backend, peer).value = is_usable
 
     def peer_gone(self, backend: str, peer: str) -> None:

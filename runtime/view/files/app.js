@@ -2,6 +2,7 @@
 
 import { Keyed, Rows, bytes, clock, el, figure, glyph, kindOf, lasting, percent, set, showState, write } from "./dom.js";
 import { bar, spark } from "./charts.js";
+import { Groups } from "./groups.js";
 import { Happenings } from "./happenings.js";
 import { Legs, requestButton } from "./legs.js";
 import { Link } from "./link.js";
@@ -18,14 +19,15 @@ const happenings = new Happenings($("#happened"));
 const legs = new Legs($("#legs"));
 const tasks = new Tasks($("#tasks"));
 const away = new Keyed($("#away ul"), () => el("li"));
+const groups = new Groups(() => showInstances(last));
 let last = null;
 
 const openLegs = (id) => legs.open(id);
 const nameOf = (id) => last.instances.find((each) => each.id === id)?.name ?? id.slice(0, 8);
 
 const instances = new Rows($("#instances tbody"), [
-  (row, cell) => { write(cell, row.name); set(cell, { title: `instance ${row.id} of ${row.endpoint}, pid ${row.pid}` }); },
-  (row, cell) => showState(cell, row.state, row.problem),
+  (row, cell) => { if (row.told) return groups.button(cell, row); write(cell, row.name); set(cell, { title: `instance ${row.id} of ${row.endpoint}, pid ${row.pid}` }); },
+  (row, cell) => { showState(cell, row.state, row.problem); if (row.told) write(cell.children[1], row.told); },
   (row) => row.model || "–",
   (row) => (row.engine_facts ? String(row.engine_facts.running) : String(row.active ?? row.in_flight)) +
     (row.engine_facts?.paused ? ` (${row.engine_facts.paused} paused)` : ""),
@@ -80,9 +82,7 @@ function show(snapshot) {
   showFigures(snapshot);
   topology.show(snapshot);
   happenings.show(snapshot.events, snapshot.at);
-  instances.show(snapshot.instances, (row) => `${row.id} ${row.endpoint}`, (row) => (kindOf(row.state) === "bad" ? "wrong" : null));
-  note("#instances", snapshot.instances_left_out ? `${snapshot.instances_left_out} more are not shown` :
-    snapshot.instances.length ? "" : "None is registered: start one with `trinamo worker`.");
+  showInstances(snapshot);
   models.show(snapshot.models, (row) => row.name);
   note("#models", [...snapshot.refused.map((each) => `refused: ${each}`), snapshot.models.length ? "" : "No model is served."].filter(Boolean).join("; "));
   const moved = transferRows(snapshot);
@@ -97,6 +97,13 @@ function show(snapshot) {
   tasks.offer(snapshot);
   write($("#about"), [snapshot.cluster, snapshot.etcd_text.split(";")[0], `seen by ${snapshot.frontends.find((each) => each.is_own)?.name}`,
     `${clock(snapshot.at)}`].filter(Boolean).join(" · "));
+}
+
+function showInstances(snapshot) {
+  instances.show(groups.rows(snapshot), (row) => `${row.id} ${row.endpoint}`, (row) => (kindOf(row.state) === "bad" ? "wrong" : null));
+  note("#instances", snapshot.instances_left_out ?
+    `${snapshot.instances_left_out} are counted above and not listed; \`trinamo status --instances\` lists all` :
+    snapshot.instances.length ? "" : "None is registered: start one with `trinamo worker`.");
 }
 
 function note(section, text) {
@@ -120,8 +127,8 @@ function showHealth(snapshot) {
 
 function showFigures(snapshot) {
   const now = snapshot.traffic;
-  const used = snapshot.instances.reduce((sum, each) => sum + (each.blocks_used ?? 0), 0);
-  const total = snapshot.instances.reduce((sum, each) => sum + (each.blocks_total ?? 0), 0);
+  const used = snapshot.groups.reduce((sum, each) => sum + each.blocks_used, 0);
+  const total = snapshot.groups.reduce((sum, each) => sum + each.blocks_total, 0);
   value("#tokens", figure(now.tokens_per_s), traffic.series("tokens"));
   value("#requests", figure(now.requests_per_s), traffic.series("requests"));
   value("#flight", figure(now.in_flight), traffic.series("flight", 1), now.waiting ? `${figure(now.waiting)} more wait for a place` : "");

@@ -1,6 +1,7 @@
 // Who is connected to whom: clients, frontends, workers by role, and the servers that all share.
 // From left to right where there is room, from top to bottom on a phone.
 
+import { byGroup, isMany } from "./groups.js";
 import { Keyed, bytes, figure, glyph, kindOf, percent, set, svg, write } from "./dom.js";
 
 const NARROW = 620;
@@ -26,8 +27,9 @@ export class Topology {
     new ResizeObserver(() => this.last && this.show(this.last)).observe(place);
   }
 
-  show(snapshot) {
-    this.last = snapshot;
+  show(whole) {
+    this.last = whole;
+    const snapshot = isMany(whole) ? byGroup(whole) : whole;
     const width = Math.max(280, this.place.clientWidth);
     const isNarrow = width < NARROW;
     const layers = layersOf(snapshot);
@@ -89,6 +91,7 @@ function linesOf(instance) {
   const waiting = facts.waiting ? `, ${facts.waiting} waiting` : "";
   const speed = instance.role === "prefill"
     ? `${figure(instance.prompt_tokens_per_s)} prompt tok/s` : `${figure(instance.tokens_per_s)} tok/s`;
+  if (instance.told) return [instance.told, `${figure(instance.active)} active, ${speed}`];
   return [`${facts.running} running${waiting}`, speed];
 }
 

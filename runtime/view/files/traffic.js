@@ -15,7 +15,7 @@ export class Traffic {
   take(snapshot) {
     this.smooth(snapshot);
     const sum = (name) => snapshot.frontends.reduce((total, each) => total + each[name], 0);
-    const blocks = (name) => snapshot.instances.reduce((total, each) => total + (each[name] ?? 0), 0);
+    const blocks = (name) => snapshot.groups.reduce((total, each) => total + each[name], 0);
     const total = blocks("blocks_total");
     // The first look of a frontend has no rates yet.
     const now = { at: snapshot.at, flight: sum("in_flight"), blocks: total ? (blocks("blocks_used") / total) * 100 : null,

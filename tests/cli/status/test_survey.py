@@ -26,6 +26,7 @@ from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.view.listing import InstanceLook, ModelLook
 from trinamo.runtime.view.overview import FrontendView, InstanceView, Overview
+from trinamo.runtime.view.rows import SINGLY_MAX
 from trinamo.runtime.view.survey import (
     TOLD_MAX,
     Asking,
@@ -232,7 +233,9 @@ async def test_silent_instances_without_number_are_counted() -> None:
 
     assert len(survey.away) == TOLD_MAX + 1
     assert survey.away[-1] == f"{300 - TOLD_MAX} more instances do not answer"
-    assert "100 more are not shown" in text_of(survey)
+    text = text_of(survey)
+    assert "300 away" in text
+    assert f"{300 - SINGLY_MAX} instances are not shown one by one" in text
 
 
 async def test_a_cluster_that_nobody_serves_is_not_whole() -> None:

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.caller.requests import NAME, entry, instance
+from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import Clock
 from trinamo.runtime.http.metrics import FrontendMetrics
+from trinamo.runtime.kv.transfer.metrics import PEER_SERIES_MAX, TransferMetrics
 from trinamo.runtime.metrics.metrics import CANCELLED, SUCCESS
+from trinamo.runtime.planes import Snapshot
 from trinamo.runtime.traces.trace import NO_TRACE
 from trinamo.runtime.worker.metrics import WorkerMetrics
+from trinamo.transports.memory.control import MemoryControlPlane
 
 
 class HandClock:
@@ -203,3 +208,34 @@ def test_a_request_that_outlives_its_model_s_series_makes_no_new_ones() -> None:
         record.cancelled("deadline")
         record.token(1)
     assert b'model="old"' not in metrics.render()
+
+
+def test_a_frontend_s_page_is_as_long_with_a_thousand_instances_as_with_one() -> None:
+    """No series is of one instance; the numbers in it may have more digits."""
+    pages: list[bytes] = []
+    for count in (1, 64, 1000):
+        metrics = FrontendMetrics(StillEnv())
+        router = Router(MemoryControlPlane(), NAME, StillEnv(), metrics=metrics)
+        router.apply(Snapshot(1, [entry(instance(f"{n:x}")) for n in range(count)]))
+        pages.append(metrics.render())
+        assert metrics.value("live_instances", endpoint=str(NAME)) == count
+    assert len({page.count(b"\n") for page in pages}) == 1
+    assert len(pages[2]) - len(pages[0]) < 16
+
+
+def test_a_worker_shows_so_many_peers_and_of_more_those_that_cannot_be_used() -> None:
+    """A fleet of n workers has no n² series in Prometheus."""
+    metrics = WorkerMetrics(StillEnv())
+    transfers = TransferMetrics(metrics)
+    for number in range(1000):
+        transfers.usable("tcp", f"peer-{number}", is_usable=True)
+    transfers.usable("tcp", "peer-900", is_usable=False)
+    transfers.usable("tcp", "peer-5", is_usable=False)
+    lines = [each for each in metrics.render().splitlines() if b"backend_usable{" in each]
+    assert len(lines) == PEER_SERIES_MAX
+    broken = sorted(each.split(b'"')[3] for each in lines if each.endswith(b" 0.0"))
+    assert broken == [b"peer-5", b"peer-900"]
+    transfers.usable("tcp", "peer-900", is_usable=True)
+    for number in range(1000):
+        transfers.peer_gone("tcp", f"peer-{number}")
+    assert b"backend_usable{" not in metrics.page()

@@ -43,7 +43,7 @@ GENERATE: Final = "trinamo/backend/generate"
 KEY: Final = "sk-0123456789"
 # What depends on the moment. `facts` of engines depend on what ran before in them.
 VARYING: Final = frozenset(
-    {"number", "at", "start", "end", "minutes", "created", "duration_s", "since"}
+    {"number", "at", "start", "end", "minutes", "created", "duration_s", "since", "build", "builds"}
 )
 IDS: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{16,32}(?![0-9a-f])")
 PLACES: Final = re.compile(r"127\.0\.0\.1:\d+")

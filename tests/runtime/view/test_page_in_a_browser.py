@@ -18,13 +18,8 @@ from trinamo.runtime.traces.ring import RequestView
 from trinamo.runtime.view.facts import EngineFacts, QueueFacts
 from trinamo.runtime.view.listing import ModelLook
 from trinamo.runtime.view.pages import Tabs
-from trinamo.runtime.view.snapshot import (
-    BackendRow,
-    ClusterSnapshot,
-    FrontendRow,
-    InstanceRow,
-    QueueRow,
-)
+from trinamo.runtime.view.rows import SINGLY_MAX, BackendRow, InstanceRow, grouped
+from trinamo.runtime.view.snapshot import ClusterSnapshot, FrontendRow, QueueRow
 from trinamo.runtime.view.timeline import Event
 
 pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
@@ -47,6 +42,7 @@ def worker(number: int, name: str, state: str = "ready", role: str = "decode") -
         model=name,
         engine=name,
         role=role,
+        group=f"{name} {role}",
         pid="7",
         state=state,
         problem="does not answer" if state == "away" else "",
@@ -68,6 +64,11 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Clus
     request.instance, request.process = f"{1:016x}", name
     failed = msgspec.structs.replace(request, end=at - 0.5, outcome=name)
     kinds = {"joined": None, "left": None, "outage": at - 10, "interruption": at - 5}
+    instances = [
+        worker(1, name),
+        worker(2, f"{name} 2", "away" if away else "ready"),
+        worker(3, f"{name} 3", role="prefill"),
+    ]
     return ClusterSnapshot(
         number=1,
         at=at,
@@ -92,12 +93,10 @@ def snapshot(name: str = "decode-1", *, away: str = "", at: float = 2e9) -> Clus
                 minutes=[(int(at) - 240 + 60 * n, 60, n, 6000, 4) for n in range(3)],
             )
         ],
-        instances=[
-            worker(1, name),
-            worker(2, f"{name} 2", "away" if away else "ready"),
-            worker(3, f"{name} 3", role="prefill"),
-        ],
+        instances=instances,
         instances_left_out=0,
+        groups=grouped(instances),
+        singly_max=SINGLY_MAX,
         models=[
             ModelLook(
                 name=name, aliases=[name], engine=name, endpoint=name,
@@ -230,6 +229,79 @@ async def test_what_strangers_call_themselves_is_shown_and_never_run(shown: page
     assert await shown.evaluate("document.querySelectorAll('script').length") == 1, "our own"
     assert await shown.evaluate("typeof window.stolen") == "undefined"
     assert shown.chromium.errors == []
+
+
+def fleet(number: int = 1) -> ClusterSnapshot:
+    """A thousand instances of two roles, 256 of them one by one; eight do not answer, and blocks move."""
+    every = [
+        msgspec.structs.replace(
+            worker(
+                n, f"w-{n}", "away" if n % 125 == 0 else "ready", "decode" if n % 4 else "prefill"
+            ),
+            model="m",
+            group=f"m {'decode' if n % 4 else 'prefill'}",
+            moves={f"{n - 1:016x}": 1e6} if n % 4 == 1 else {},
+        )
+        for n in range(1000)
+    ]
+    told = snapshot()
+    (one,) = told.frontends
+    streams = {"m decode": 700, "m prefill": 100}
+    return msgspec.structs.replace(
+        told,
+        etcd_text=f"look {number}",
+        frontends=[msgspec.structs.replace(one, streams_by_group=streams)],
+        instances=every[:256],
+        instances_left_out=744,
+        groups=grouped(every),
+    )
+
+
+async def test_a_thousand_instances_are_a_row_and_a_box_for_each_role(shown: pages.Shown) -> None:
+    await shown.tell(fleet(), "▸ 750 × m, decode")
+    rows = (
+        "[...document.querySelectorAll('#instances tbody tr')]"
+        ".map(e => [...e.cells].slice(0, 5).map(c => c.innerText).join('|'))"
+    )
+    groups = [
+        "▸ 750 × m, decode|◐ 744 ready, 6 away|m|2250|",
+        "▸ 250 × m, prefill|◐ 248 ready, 2 away|m|750|",
+    ]
+    found = await shown.evaluate(rows)
+    assert [each.rpartition("|")[0] + "|" for each in found] == groups
+    nodes = "[...document.querySelectorAll('#topology .node.worker .name')].map(e => e.textContent)"
+    assert [each.partition(",")[0] for each in await shown.evaluate(nodes)] == [
+        "750 × m",
+        "250 × m",
+    ]
+    counts = "[...document.querySelectorAll('#topology .count')].map(e => e.textContent)"
+    assert "700" in await shown.evaluate(counts)
+    count = "document.querySelectorAll({}).length"
+    # To the frontend, to the decode workers, and one for all blocks that move.
+    assert await shown.evaluate(count.format("'#topology .edge'")) == 3
+    assert await shown.evaluate(count.format("'#topology .edge.blocks.flowing'")) == 1
+    note = await shown.evaluate("document.querySelector('#instances .note').innerText")
+    assert note.startswith("744 are counted above and not listed")
+    assert shown.chromium.errors == []
+
+
+async def test_a_group_is_opened_by_keyboard_and_stays_open(shown: pages.Shown) -> None:
+    """Those that are not well come first; the next look changes neither that nor the focus."""
+    await shown.tell(fleet(), "▸ 750 × m, decode")
+    group = "document.querySelector('#instances tbody button')"
+    await shown.evaluate(f"{group}.focus()")
+    await shown.run(partial(shown.chromium.press, " ", code=32))
+    names = "[...document.querySelectorAll('#instances tbody td.name')].map(e => e.innerText)"
+    for number in (1, 2):
+        await shown.tell(fleet(number), "▾ 750 × m, decode")
+        await shown.until(f"document.querySelector('#about').innerText.includes('look {number}')")
+        opened = await shown.evaluate(names)
+        assert len(opened) == 2 + 192
+        assert opened[:4] == ["▾ 750 × m, decode", "w-125", "w-250", "w-1"]
+        assert await shown.evaluate(f"{group}.getAttribute('aria-expanded')") == "true"
+        assert await shown.evaluate(f"document.activeElement === {group}")
+    await shown.evaluate(f"{group}.click()")
+    assert len(await shown.evaluate(names)) == 2
 
 
 async def test_it_is_usable_on_a_phone_and_in_the_dark(shown: pages.Shown) -> None:

@@ -11,7 +11,8 @@ import pytest
 from trinamo.runtime.traces.ring import RequestsView, RequestView
 from trinamo.runtime.view.facts import FrontendFacts, FrontendTotals
 from trinamo.runtime.view.listing import InstanceLook
-from trinamo.runtime.view.snapshot import INSTANCES_MAX, ClusterSnapshot, Snapshots
+from trinamo.runtime.view.rows import INSTANCES_MAX
+from trinamo.runtime.view.snapshot import ClusterSnapshot, Snapshots
 from trinamo.runtime.view.survey import FrontendLook, Survey
 
 OWN = FrontendLook("frontend-1", 1, "u", "s1", is_own=True)

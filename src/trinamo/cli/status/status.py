@@ -15,12 +15,17 @@ from ..options import KeyEnv, Sources, Url, key_of, takes_sources
 def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    each: Annotated[
+        bool,
+        typer.Option("--instances", help="Each instance, however many there are."),
+    ] = False,
     url: Url = None,
     key_env: KeyEnv = None,
     sources: Sources,
 ) -> None:
     """Show live instances, leases and models, and whether etcd and NATS are there.
 
+    Of more than 24 instances: a row for each model and role, and those with which something is wrong.
     While etcd is away: what the frontend last knew. Exit codes: 0 all answers, 1 no cluster is
     running, 3 one is, but something of it does not answer.
     """
@@ -42,7 +47,7 @@ def status(
         sys.stdout.write(survey_json(survey) + "\n")
     else:
         console = open_console()
-        for part in survey_tables(survey, console.width):
+        for part in survey_tables(survey, console.width, each=each):
             console.print(part)
     if survey.away:
         raise typer.Exit(EXIT_DEGRADED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -15,17 +16,20 @@ from rich.text import Text
 
 from trinamo.runtime.logs.text import one_line
 from trinamo.runtime.view.facts import Transfers, read_facts, weights_rows
-from trinamo.runtime.view.listing import InstanceLook
+from trinamo.runtime.view.listing import InstanceLook, refusals
+from trinamo.runtime.view.rows import SINGLY_MAX, WELL, InstanceRow, InstanceRows, grouped
 from trinamo.runtime.view.survey import FrontendLook, Survey
 
 ROWS_MAX: Final = 200
+SINGLE_ROWS_MAX: Final = 4096
+"""Of instances, where somebody asks for each."""
 CELL_CHARACTERS_MAX: Final = 200
 WIDTH_MAX: Final = 1000
 """Without a terminal, whose reader may be `grep`."""
 _NUMBERS: Final = frozenset(
     (
         *("incarnation", "active", "KV blocks", "pid", "peers", "in flight", "fallbacks"),
-        *("quarantined", "instances", "context", "size"),
+        *("quarantined", "instances", "context", "size", "waiting"),
     )
 )
 
@@ -41,8 +45,14 @@ def open_console() -> Console:
     return Console(highlight=False, markup=False, width=WIDTH_MAX if is_free else None)
 
 
-def survey_tables(survey: Survey, width: int = WIDTH_MAX) -> Iterator[RenderableType]:
-    """The parts to print, in order, for a terminal of `width` characters."""
+def survey_tables(
+    survey: Survey, width: int = WIDTH_MAX, *, each: bool = False
+) -> Iterator[RenderableType]:
+    """The parts to print, in order, for a terminal of `width` characters.
+
+    Of more than `SINGLY_MAX` instances a row for each model and role, and of the instances only those
+    with which something is wrong, unless `each` is asked for.
+    """
     if survey.etcd:
         yield _text(f"control plane: {survey.etcd}")
     for what in survey.away:
@@ -50,17 +60,27 @@ def survey_tables(survey: Survey, width: int = WIDTH_MAX) -> Iterator[Renderable
     if survey.cluster is not None:
         cluster = survey.cluster
         yield _text(f"cluster: `trinamo up`, pid {cluster['pid']}, {cluster['state']}")
-    for each in survey.frontends[:ROWS_MAX]:
-        yield _frontend(each)
-    yield _instances(survey.instances, width)
-    yield from _transfers(survey.instances)
-    if survey.instances:
+    for look in survey.frontends[:ROWS_MAX]:
+        yield _frontend(look)
+    shown, count = survey.instances, len(survey.instances)
+    if count > SINGLY_MAX and not each:
+        rows = InstanceRows().make(shown, Counter(), 0.0)
+        yield _groups(rows)
+        wrong = [pair for pair in zip(rows, shown, strict=True) if pair[0].state not in WELL]
+        wrong.sort(key=lambda pair: pair[0].state == "draining")
+        shown = [look for _, look in wrong[:SINGLY_MAX]]
+        yield _text(f"{count - len(shown)} instances are not shown one by one: --instances does")
+    if shown or not count:
+        yield _instances(shown, width)
+    yield from _transfers(shown)
+    if count:
         yield _models(survey)
-    yield from _weights(survey)
-    for why in survey.refused[:ROWS_MAX]:
+    yield from _weights(shown)
+    refused = survey.refused if each else refusals(survey.refused)
+    for why in refused[:ROWS_MAX]:
         yield _text(f"refused: {why}", style="yellow")
-    if len(survey.refused) > ROWS_MAX:
-        yield _text(f"{len(survey.refused) - ROWS_MAX} more entries were refused")
+    if len(refused) > ROWS_MAX:
+        yield _text(f"{len(refused) - ROWS_MAX} more entries were refused")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -69,7 +89,12 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, whole: Container[str]
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    whole: Container[str],
+    rows_max: int = ROWS_MAX,
 ) -> RenderableType:
     """A row each, in which others may have written; no cell of the columns `whole` wraps."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
@@ -78,11 +103,11 @@ def _table(
         is_whole = name in whole
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_whole else "fold"
         table.add_column(name, no_wrap=is_whole, justify=justify, overflow=overflow)
-    for row in rows[:ROWS_MAX]:
+    for row in rows[:rows_max]:
         table.add_row(*(Text(one_line(cell, characters_max=CELL_CHARACTERS_MAX)) for cell in row))
-    if len(rows) <= ROWS_MAX:
+    if len(rows) <= rows_max:
         return table
-    return Group(table, Text(f"{len(rows) - ROWS_MAX} more are not shown; --json has them all"))
+    return Group(table, Text(f"{len(rows) - rows_max} more are not shown; --json has them all"))
 
 
 def _frontend(look: FrontendLook) -> Text:
@@ -100,6 +125,25 @@ def _frontend(look: FrontendLook) -> Text:
     return _text(text)
 
 
+def _groups(instances: list[InstanceRow]) -> RenderableType:
+    """One row for each model and role; sums of what its instances say of their load."""
+    rows = [
+        [
+            each.model or "-",
+            each.role or "-",
+            each.instances,
+            ", ".join(f"{count} {state}" for state, count in each.states.items()),
+            each.active,
+            each.waiting,
+            f"{each.blocks_used}/{each.blocks_total}" if each.blocks_total else "-",
+            ", ".join(f"{count} of {build}" for build, count in each.builds.items()) or "-",
+        ]
+        for each in grouped(instances)
+    ]
+    columns = ("model", "role", "instances", "state", "active", "waiting", "KV blocks", "build")
+    return _table("Instances by model and role", columns, rows, whole=("instances",))
+
+
 def _instances(instances: list[InstanceLook], width: int) -> RenderableType:
     """One row each; no cell wraps, so an id can be copied, and found by `grep`.
 
@@ -107,18 +151,19 @@ def _instances(instances: list[InstanceLook], width: int) -> RenderableType:
     """
     if not instances:
         return Text("instances: none is registered; start one with `trinamo worker`")
-    rows = [_cells(each) for each in instances]
+    is_mixed = len({each.build for each in instances if each.build}) > 1
+    rows = [_cells(each, is_mixed=is_mixed) for each in instances]
     columns = [name for name in rows[0] if any(row[name] not in ("", "-") for row in rows)]
     for dispensable in ("lease", "address", "incarnation", "endpoint", "engine"):
         wide = sum(max(len(name), *(len(row[name]) for row in rows)) + 3 for name in columns)
         if wide > width and dispensable in columns:
             columns.remove(dispensable)
     cells = [[row[name] for name in columns] for row in rows]
-    return _table("Instances", columns, cells, whole=columns)
+    return _table("Instances", columns, cells, whole=columns, rows_max=SINGLE_ROWS_MAX)
 
 
-def _cells(look: InstanceLook) -> dict[str, str]:
-    """What each column says of an instance; a stranger may have said it."""
+def _cells(look: InstanceLook, *, is_mixed: bool) -> dict[str, str]:
+    """What each column says of an instance, its build if not all have one; a stranger may have said it."""
     health, told = look.health or {}, look.metadata
     # Its requests: by its own word, else by what it told the frontend, else the frontend's own.
     requests = (health.get("active"), look.active, look.in_flight)
@@ -136,6 +181,7 @@ def _cells(look: InstanceLook) -> dict[str, str]:
         "active": str(next((each for each in requests if each is not None), "-")),
         "KV blocks": _blocks(look, health),
         "pid": told.get("pid", "-"),
+        "build": look.build if is_mixed else "",
         "address": ", ".join(f"{name} {address}" for name, address in look.transports.items()),
     }
     return {
@@ -196,7 +242,7 @@ def _models(survey: Survey) -> RenderableType:
     return _table("Models", columns, rows, whole=())
 
 
-def _weights(survey: Survey) -> Iterator[RenderableType]:
+def _weights(instances: list[InstanceLook]) -> Iterator[RenderableType]:
     rows = [
         [
             row.instance_id,
@@ -205,7 +251,7 @@ def _weights(survey: Survey) -> Iterator[RenderableType]:
             f"{row.byte_count // 1_000_000} MB",
             "; ".join(row.takers) or "-",
         ]
-        for row in weights_rows((each.id, each.health) for each in survey.instances)
+        for row in weights_rows((each.id, each.health) for each in instances)
     ]
     if rows:
         columns = ("held by", "model", "sha256", "size", "taken by")
