@@ -21,6 +21,8 @@ Here are both halves. Who chooses to use them is `engine.py`.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -63,7 +65,11 @@ from ..traces.trace import Leg
 from .flow import Filled, Lending, check_token, first_item, wait_end
 from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
 
+_log = logging.getLogger("trinamo.disaggregation")
+
 MODE: Final = "decode_first"
+REFUSED_S: Final = 5.0
+"""How long no prompt waits for a queue that did not take a job."""
 QUEUE_LIMITS: Final = QueueLimits(
     # A job that its taker died with comes again only to be refused: nobody waits so long.
     attempts_max=2,
@@ -117,11 +123,14 @@ class DecodeFirst:
         self._env = env
         self._is_reachable = is_reachable
         self._waiting: dict[str, _Waiting] = {}
+        self._refused_until = -math.inf
+        """Until then the queue is not asked, as it did not take the last job: then one tries again."""
+        self._is_refusal_told = False
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the broker of the queue is."""
-        return self._is_reachable()
+        """Whether the broker of the queue is, and took the last job, or has not been asked for a while."""
+        return self._is_reachable() and trio.current_time() >= self._refused_until
 
     @property
     def depth(self) -> int:
@@ -187,15 +196,25 @@ class DecodeFirst:
         reason = PrefillReason.QUEUE_AWAY
         with trio.move_on_after(job.timeout_s):
             try:
-                await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s)
+                await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s / 2)
             except OverloadedError:
                 return PrefillReason.QUEUE_FULL
-            except TrinamoError:
+            except TrinamoError as error:
+                self._refuse(error)
                 return reason
+            self._is_refusal_told = False
             leg.mark("put")
             reason = PrefillReason.NOT_CLAIMED
             await waiting.claimed.wait()
         return None if waiting.claimed.is_set() else reason
+
+    def _refuse(self, error: TrinamoError) -> None:
+        """The queue did not take a job: no prompt waits for that again in the next seconds."""
+        self._refused_until = trio.current_time() + REFUSED_S
+        if not self._is_refusal_told and self._is_reachable():
+            self._is_refusal_told = True
+            text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
+            _log.warning(text, self._queue.name, REFUSED_S, error)
 
     async def _lend(
         self, reservation: Reservation, waiting: _Waiting, skip: int, blocks: list[int]

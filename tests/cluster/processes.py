@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -168,17 +168,22 @@ async def open_cluster(
     settings: dict[str, Any] | None = None,
     linked: bool = False,
     key: str = "",
+    etcd_bytes: int | None = None,
+    stores: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start a cluster; leaving ends every process of it, by force if it must.
 
     `roles` are those of the workers, one each, instead of so many that do all. If `linked`, the
     processes reach etcd and NATS through links that can be cut. `key` is an operator's, where the
-    `settings` ask for keys.
+    `settings` ask for keys. `etcd_bytes` bounds etcd's database, and
+    `stores` says where `etcd` or `nats` keeps its data, if not in a place of its own.
     """
     roles = roles or ["aggregated"] * workers
     async with AsyncExitStack() as stack:
-        etcd = await stack.enter_async_context(open_etcd_server())
-        nats = await stack.enter_async_context(open_nats_server())
+        etcd = await stack.enter_async_context(
+            open_etcd_server((stores or {}).get("etcd"), memory_bytes=etcd_bytes)
+        )
+        nats = await stack.enter_async_context(open_nats_server((stores or {}).get("nats")))
         links = {
             server.name: await stack.enter_async_context(open_proxy(server.address))
             for server in (etcd, nats)

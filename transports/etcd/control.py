@@ -34,6 +34,7 @@ from . import wire_pb2 as wire
 from .bridge import GrpcChannel
 from .channel import open_channel, parse_endpoints, resolve
 from .client import Credentials, EtcdClient, lease_seconds
+from .failures import NO_SPACE, SPACE_REMEDY
 from .keeping import LeaseKeeper
 from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
@@ -144,11 +145,13 @@ class EtcdControlPlane:
             reader.close()
 
     async def check_health(self) -> str:
-        """One line: release and addresses, and a warning about releases known to be broken."""
+        """One line: release and addresses, and warnings: an alarm, a release known to be broken."""
         status = await self._client.read("Status", wire.StatusRequest())
         line = f"etcd {status.version} at {self._client.where}"
         if not status.leader:
             raise ControlPlaneError(f"{line} has no leader")
+        if any(NO_SPACE in each for each in status.errors):
+            line += f"; warning: it takes no writes, nobody can register: {SPACE_REMEDY}"
         if status.version in INCONSISTENT_VERSIONS:
             line += (
                 "; warning: this release can lose consistency after a crash (etcd issue 13766), "

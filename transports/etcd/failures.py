@@ -16,6 +16,13 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 
+NO_SPACE: Final = "NOSPACE"
+"""The alarm of a member whose database is full."""
+SPACE_REMEDY: Final = (
+    "its database has grown to --quota-backend-bytes (2 GB by default); compact and defragment it, then"
+    " `etcdctl alarm disarm`"
+)
+
 
 class StatusError(Exception):
     """A call ended with a status of gRPC, `code` by its name. Never leaves this package."""
@@ -78,6 +85,8 @@ def final_error(error: StatusError) -> TrinamoError:
         return CompactedError(text)
     if code == "RESOURCE_EXHAUSTED" and "too many requests" in text:
         return OverloadedError(text, bound="etcd requests")
+    if code == "RESOURCE_EXHAUSTED" and "space exceeded" in text:
+        text += f": {SPACE_REMEDY}"
     return ControlPlaneError(f"etcd: {text}", definite=True)
 
 

@@ -80,6 +80,39 @@ def test_a_reader_that_has_gone_is_no_error(pipe: tuple[int, int]) -> None:
     os.close(writer)
 
 
+def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    """What was written meanwhile comes once there is room, the oldest lines left out if they were many."""
+    fd = os.open("/dev/full", os.O_WRONLY)
+    output = TextOutput(fd, bytes_max=20_000)
+    for number in range(3000):
+        output.write(f"line {number}\n")
+    assert not output.drain(0.1)
+    with (tmp_path / "log").open("wb") as file:
+        os.dup2(file.fileno(), fd)
+    assert output.drain(10)
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [int(line.split()[0]) for line in lines if "were dropped" in line]
+    assert told
+    assert sum(told) == output.lines_dropped == 3000 - (len(lines) - len(told))
+    assert lines[-1] == "line 2999"
+    output.close()
+    os.close(fd)
+
+
+def test_a_file_that_is_copied_and_truncated_goes_on_at_its_beginning(tmp_path: Path) -> None:
+    """As logrotate does it; the file is opened to be appended to."""
+    log = tmp_path / "log"
+    with log.open("ab") as file:
+        output = TextOutput(file.fileno())
+        print("before", file=output)
+        assert output.drain(10)
+        os.truncate(log, 0)
+        print("after", file=output)
+        assert output.drain(10)
+    output.close()
+    assert log.read_text() == "after\n"
+
+
 def test_a_descriptor_that_another_process_made_non_blocking_is_waited_for(
     pipe: tuple[int, int],
 ) -> None:

@@ -6,12 +6,15 @@ with a bound. What finds no room drops the oldest lines, and a line tells how ma
 reads again. A thread, not O_NONBLOCK: that flag belongs to the open file, which other processes
 share (`docs/decisions/0014-output-by-a-thread.md`).
 
+A disk without room is such a reader, too: what finds none is written once there is some again.
+
 At the process's end the last lines, the cause of a crash among them, get `EXIT_S` to be taken.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import logging
 import os
@@ -33,7 +36,10 @@ PIECE_BYTES: Final = 4096
 EXIT_S: Final = 1.0
 
 
-_LOSS: Final = "%d lines were dropped, because nobody read them"
+NO_ROOM_S: Final = 0.5
+"""How often a disk that was full is tried again."""
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LOSS: Final = "%d lines were dropped, because nobody read them, or their disk was full"
 
 
 class TextOutput(io.TextIOBase):
@@ -130,7 +136,7 @@ class TextOutput(io.TextIOBase):
 
     def _run(self) -> None:
         while (piece := self._next()) is not None:
-            if not _write_whole(self._fd, piece):
+            if not self._write_whole(piece):
                 with self._changed:
                     # Whoever read has gone for good; what follows is only counted.
                     self._is_broken = True
@@ -158,25 +164,28 @@ class TextOutput(io.TextIOBase):
                 piece += line
             return bytes(piece)
 
+    def _write_whole(self, data: bytes) -> bool:
+        """Write all of it, however long it takes; False if it cannot be written."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                # Another process has set O_NONBLOCK on the file that we share with it.
+                waiting = select.poll()
+                waiting.register(self._fd, select.POLLOUT)
+                waiting.poll()
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    return False
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_closing, NO_ROOM_S):
+                        return False
+        return True
+
 
 def _count_lines(data: bytes) -> int:
     return data.count(b"\n") or 1
-
-
-def _write_whole(fd: int, data: bytes) -> bool:
-    """Write all of it, however long it takes; False if it cannot be written."""
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:
-            # Another process has set O_NONBLOCK on the file that we share with it.
-            waiting = select.poll()
-            waiting.register(fd, select.POLLOUT)
-            waiting.poll()
-        except OSError:
-            return False
-    return True
 
 
 _outputs: list[TextOutput] = []
