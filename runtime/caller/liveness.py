@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import trio
@@ -30,8 +30,6 @@ from .unary import UnaryAttempt
 _log = logging.getLogger("trinamo.router")
 _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
-_DIALLING_MAX: Final = 64
-"""So many connections are made at once: a request that needs one of its own must not wait for a thousand."""
 _STALE_PAUSE_S: Final = 1.0
 """Between two probes of a stale instance."""
 _STALE_TIMEOUT_S: Final = 1.0
@@ -69,7 +67,6 @@ class Monitor:
         self._instances = instances
         self._planes = planes
         self._env = env
-        self._dialling = trio.Semaphore(_DIALLING_MAX)
 
     async def watch(self, record: InstanceRecord) -> None:
         """Keep `record` as the world is, until it is over."""
@@ -114,22 +111,12 @@ class Monitor:
         instance = record.instance
         is_taken = best_route(self._planes, instance) == route
         backoff_s = _BACKOFF_MIN_S
-        dialling = ExitStack()
-
-        def connected() -> None:
-            dialling.close()
-            self._instances.connected(record, plane.transport)
+        connected = partial(self._instances.connected, record, plane.transport)
 
         while True:
             why: TrinamoError | None = None
             try:
-                if not self._dialling.value:
-                    await self._dialling.acquire()
-                else:
-                    self._dialling.acquire_nowait()
-                with dialling:
-                    dialling.callback(self._dialling.release)
-                    await plane.hold(address, connected, instance_id=instance.id)
+                await plane.hold(address, connected, instance_id=instance.id)
                 backoff_s = _BACKOFF_MIN_S
             except TrinamoError as error:
                 why, backoff_s = error, min(backoff_s * 2, _BACKOFF_MAX_S)

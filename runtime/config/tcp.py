@@ -82,6 +82,13 @@ class TcpConfig(Section, frozen=True, kw_only=True):
     ] = 131_072
     data_bytes_max: Annotated[FrameBytes, about("Largest frame payload.")] = 33_554_432
     connections_max: Annotated[Count, about("Open connections per listener.")] = 4096
+    links_max: Annotated[
+        Count,
+        about(
+            "Standing connections to workers, which tell of a death at once. For one more the one that is"
+            " idle longest is closed, and made again for a request."
+        ),
+    ] = 1024
     ungreeted_max: Annotated[
         Count,
         about(

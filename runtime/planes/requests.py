@@ -113,7 +113,8 @@ class RequestPlane(Protocol):
     ) -> None:
         """Keep a connection to a worker for as long as it lasts, and return when it is lost.
 
-        Calls `on_connected` once it stands. Raises `ConnectError` if it cannot be made, as
+        Calls `on_connected` whenever it stands. A plane with many of them may close one that is idle and
+        make it again for a request; it is not lost then. Raises `ConnectError` if it cannot be made, as
         `ImpostorError` if another instance than `instance_id` answers. A plane without connections
         of its own never returns: it cannot tell.
         """

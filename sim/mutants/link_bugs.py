@@ -12,6 +12,7 @@ from trinamo.runtime.protocol.streams.control import Control, Kill
 from trinamo.runtime.protocol.streams.multiplex import Demultiplexer, Multiplexer, StreamIds
 from trinamo.transports.http.output import Output
 from trinamo.transports.sockets.wire import send_all
+from trinamo.transports.tcp.requests.plane import WorkerLink
 from trinamo.transports.tcp.streams import linked
 from trinamo.transports.tcp.streams.lane import LinkLane
 from trinamo.transports.tcp.streams.link import Link
@@ -114,6 +115,19 @@ def batches_cut_short(end: Any, self: Any) -> None:
 def parts_lost(keep: Any, self: Any, stream: int, data: bytes) -> Any:
     """Of a long item the first part and the last are kept."""
     return stream in self._parted or keep(self, stream, data)
+
+
+# --- links for others ---------------------------------------------------------------------------------
+
+
+@bug
+def links_in_use_are_shed() -> list[Patch]:
+    """A link makes room for another whether or not requests are under way on it."""
+
+    def is_idle(self: Any) -> bool:
+        return self.link is not None
+
+    return [(WorkerLink, "is_idle", property(is_idle))]
 
 
 # --- ends -------------------------------------------------------------------------------------------

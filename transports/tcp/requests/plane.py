@@ -1,13 +1,16 @@
 """The caller's end of the tcp request plane: one link to each worker process, dialled on first use.
 
+Up to `links_max` are kept, whether or not somebody asks there. For one more the one that is idle longest is
+closed, and made again for the next request to its worker.
+
 Requests and answers are messages of the link (`streams/link.py`). The answer to a streaming request is
 a stream that the worker opens on the same link, at the process's `TcpStreamServer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import attrs
@@ -43,12 +46,14 @@ from ..sockets import TcpOptions
 from ..streams.link import Link
 from ..streams.server import TcpStreamServer
 
+_DIALLING_MAX: Final = 64
+"""So many links are made at once to be kept: a request that needs one of its own must not wait for a thousand."""
 _STREAMS_MAX: Final = MESSAGES_FROM - (1 << 16)
 """A link on which so many streams were opened takes no more requests, and another one is dialled."""
 
 
 class TcpRequestPlane:
-    """A `RequestPlane` over TCP. Links are made on first use and kept.
+    """A `RequestPlane` over TCP. Links are made on first use, or to be held, and kept.
 
     Streams that workers open on them are those of `home`; without it none can be asked for.
     """
@@ -68,7 +73,10 @@ class TcpRequestPlane:
         self.env = env
         self.home = home
         self._nursery = nursery
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerLink] = {}
+        self._dialling = trio.Semaphore(_DIALLING_MAX)
+        self._parked: dict[str, trio.lowlevel.ParkingLot] = {}
+        """Who held a link that was closed for another, by address."""
 
     @property
     def connection_count(self) -> int:
@@ -80,14 +88,43 @@ class TcpRequestPlane:
     ) -> None:
         """Connect to a worker if need be, and return when that connection is lost.
 
-        This is how a dead worker is noticed in milliseconds, without waiting for its lease. Raises
+        This is how a dead worker is noticed in milliseconds, without waiting for its lease. One that is closed
+        for another is not lost: it is held again once it is made for a request, or there is room. Raises
         `ImpostorError` if another instance than `instance_id` answers at its address.
         """
-        worker = self._worker(address)
-        await worker.wait_connected()
-        worker.check(instance_id)
-        on_connected()
-        await worker.ended.wait()
+        while True:
+            async with self._dialling:
+                worker = self._worker(address)
+                with worker.awaited():
+                    await worker.wait_connected()
+            worker.check(instance_id)
+            on_connected()
+            self._shed()
+            await worker.ended.wait()
+            if not worker.is_shed:
+                return
+            await self._wait_made(address)
+
+    async def _wait_made(self, address: str) -> None:
+        """Return once there is a link to `address`, made for a request, or may be one."""
+        if address in self._workers or len(self._workers) < self.options.links_max:
+            await trio.lowlevel.checkpoint()
+            return
+        lot = self._parked.setdefault(address, trio.lowlevel.ParkingLot())
+        try:
+            await lot.park()
+        finally:
+            if not lot and self._parked.get(address) is lot:
+                del self._parked[address]
+
+    def _shed(self) -> None:
+        """Of more links than are kept close those that are idle longest, as far as any are."""
+        surplus = len(self._workers) - self.options.links_max
+        if surplus > 0:
+            idle = [each for each in self._workers.values() if each.is_idle]
+            for worker in sorted(idle, key=lambda each: each.used_at)[:surplus]:
+                del self._workers[worker.address]
+                worker.shed()
 
     def post(
         self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer
@@ -103,7 +140,7 @@ class TcpRequestPlane:
         """Dial if need be, and wait until the link has room, `ack_timeout_s` at most."""
         timeout_s = self.options.ack_timeout_s
         worker = self._worker(address)
-        with trio.move_on_after(timeout_s):
+        with trio.move_on_after(timeout_s), worker.awaited():
             await worker.wait_room()
             return
         if worker.is_connected:
@@ -123,17 +160,22 @@ class TcpRequestPlane:
             )
         return header
 
-    def _worker(self, address: str) -> _Worker:
+    def _worker(self, address: str) -> WorkerLink:
         worker = self._workers.get(address)
         if worker is None or worker.is_spent:
-            worker = self._workers[address] = _Worker(self, address)
+            worker = self._workers[address] = WorkerLink(self, address)
             start_nameless(self._nursery, worker.run)
+            self._shed()
+            if (lot := self._parked.pop(address, None)) is not None:
+                lot.unpark_all()
         return worker
 
-    def forget(self, worker: _Worker) -> None:
+    def forget(self, worker: WorkerLink) -> None:
         """Drop a link that ended, so that the next request makes a new one."""
         if self._workers.get(worker.address) is worker:
             del self._workers[worker.address]
+            if self._parked and len(self._workers) < self.options.links_max:
+                self._parked.pop(next(iter(self._parked))).unpark_all()
 
 
 @attrs.define(eq=False)
@@ -142,7 +184,7 @@ class _Delivery:
 
     request_id: str
     take: TakeAnswer
-    _worker: _Worker
+    _worker: WorkerLink
     number: int = 0
     """Of the message, if it is so long that it is sent in parts."""
 
@@ -155,7 +197,7 @@ class _Delivery:
         self._worker.drop(self, None)
 
 
-class _Worker:
+class WorkerLink:
     """One worker: the link to it, from dialling to its end, and who waits for its answers."""
 
     def __init__(self, plane: TcpRequestPlane, address: str) -> None:
@@ -163,6 +205,11 @@ class _Worker:
         self.link: Link | None = None
         self.ended = trio.Event()
         """The link is lost, or was never made."""
+        self.waiter_count = 0
+        """Who waits for it to stand, or to have room."""
+        self.used_at = trio.current_time()
+        self.is_shed = False
+        """It was idle, and made room for another."""
         self._plane = plane
         self._waiting: dict[str, _Delivery] = {}
         self._instance_id = ""
@@ -178,6 +225,27 @@ class _Worker:
     def is_spent(self) -> bool:
         """Whether there are no more numbers for streams on the link, which stays for those it has."""
         return self.link is not None and self.link.ids.newest > _STREAMS_MAX
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the link stands, and no request is under way on it or about to be posted."""
+        link = self.link
+        return link is not None and not (link.lanes or self._waiting or self.waiter_count)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """It is not idle while inside, be there a request or not."""
+        self.waiter_count += 1
+        try:
+            yield
+        finally:
+            self.waiter_count -= 1
+
+    def shed(self) -> None:
+        """Close the link, which is idle, once all is sent."""
+        assert self.link is not None, "it stands"
+        self.is_shed = True
+        self.link.close()
 
     @property
     def has_room(self) -> bool:
@@ -219,6 +287,7 @@ class _Worker:
         self.check(instance_id)
         assert request_id not in self._waiting, f"request id {request_id} asked twice"
         assert self.link is not None, "posted before it stood"
+        self.used_at = trio.current_time()
         number = self.link.send_message(header, payload)
         delivery = self._waiting[request_id] = _Delivery(request_id, take, self, number)
         return delivery
