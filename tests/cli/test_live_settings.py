@@ -140,3 +140,19 @@ def test_the_help_has_examples(tmp_path: Path) -> None:
 def test_the_shell_is_offered_the_models_of_the_cluster(running: RunningCluster) -> None:
     assert completed(running.place, "chat", "--model", "ex") == ["exact"]
     assert completed(running.place, "chat", "--model", "zzz") == []
+
+
+def test_a_cluster_with_a_folder_of_its_own_keeps_its_settings(tmp_path: Path) -> None:
+    """What is stored is signed with the cluster's secret, which must be kept with it."""
+    data = tmp_path / "data"
+    kept = ("--engine", "echo", "--set", f"control_plane.etcd.data_dir={data}")
+    first, then = Place(tmp_path / "first"), Place(tmp_path / "then")
+    for place in (first, then):
+        place.root.mkdir()
+    with cluster(first, *kept) as running:
+        set_live(running, "worker.requests_max", "64")
+    secret = data.with_name("data.secret")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    with cluster(then, *kept) as running:
+        told = running.place.run("config", "get")
+    assert "worker.requests_max = 64 (set)\n" in told.stdout, told.stderr

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import trio
 
-from trinamo.runtime.config.config import Config, SecurityConfig
+from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.keys import Secret, config_fields
-from trinamo.runtime.errors import TrinamoError, UnavailableError
+from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import StopRequest
@@ -131,7 +131,7 @@ class LocalCluster:
             with self._stop.starting():
                 await self._start_servers(nursery)
             if not self._stop.is_requested:
-                with open_secret_file(self.plan.config.security) as secret_file:
+                with open_secret_file(self.plan) as secret_file:
                     # What the children are told, now that the servers have their addresses.
                     etcd, nats = self.servers.get("etcd"), self.servers.get("nats")
                     self._sources = self.plan.joined(
@@ -371,12 +371,28 @@ def shared_settings(config: Config) -> dict[str, str]:
 
 
 @contextmanager
-def open_secret_file(section: SecurityConfig) -> Iterator[str]:
-    """The secret of one cluster's TCP ports: as configured, else a new one that goes at the end."""
-    if section.secret_file is not None:
-        yield section.secret_file
-        return
-    with scratch_directory("trinamo-run-") as directory:
-        path = directory / "secret"
-        write_secret(path)
+def open_secret_file(plan: StartPlan) -> Iterator[str]:
+    """The cluster's secret: as configured, else one of its own that lasts as long as etcd's data.
+
+    What is stored is signed with it. Where an embedded etcd keeps a folder it lies beside that, and is
+    taken again; else it goes at the end.
+    """
+    folder = plan.config.control_plane.etcd.data_dir if plan.has_etcd else None
+    if plan.config.security.secret_file is not None:
+        yield plan.config.security.secret_file
+    elif folder is not None:
+        path = Path(f"{os.path.normpath(folder)}.secret").absolute()
+        try:
+            if not path.exists():
+                write_secret(path)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot keep the cluster's secret in {path}: {error.strerror}; make the folder"
+                " writable, or name a file by security.secret_file"
+            ) from error
         yield str(path)
+    else:
+        with scratch_directory("trinamo-run-") as directory:
+            path = directory / "secret"
+            write_secret(path)
+            yield str(path)
