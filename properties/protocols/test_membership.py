@@ -77,7 +77,7 @@ def test_another_secret_is_another_authority_and_refused_by_both_ends(
     ours: bytes, theirs: bytes, seed: int
 ) -> None:
     assume(ours != theirs)
-    assert Authority(ours).certificate != Authority(theirs).certificate
+    assert Authority.derived(ours).certificate != Authority.derived(theirs).certificate
     one, other = (
         Identity(each, "trinamo://requests/7f", SetEnv(rng=random.Random(seed)))
         for each in (ours, theirs)

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from ..env import Env
 from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableError
 from ..events.follower import ReportFollower
-from ..events.load import LoadReport
+from ..events.load import LOAD_TOPIC, LoadReport
 from ..events.source import topic_of
-from ..events.status import WorkerState
+from ..events.status import STATUS_TOPIC, WorkerState
 from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
@@ -426,11 +426,15 @@ class InstanceReports:
             return find(instance_id) is not None
 
         self.loads = ReportFollower(
-            events, topic_of("load", endpoint), LoadReport, follows=follows, take=self._take_load
+            events,
+            topic_of(LOAD_TOPIC, endpoint),
+            LoadReport,
+            follows=follows,
+            take=self._take_load,
         )
         self.states = ReportFollower(
             events,
-            topic_of("status", endpoint),
+            topic_of(STATUS_TOPIC, endpoint),
             WorkerState,
             follows=follows,
             take=self._take_state,

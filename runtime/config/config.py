@@ -27,6 +27,7 @@ from .keys import (
     about,
     config_fields,
     is_name,
+    need_together,
 )
 from .planes import (
     ControlPlaneConfig,
@@ -137,6 +138,37 @@ class TracingConfig(Section, frozen=True, kw_only=True):
             raise ValueError("tracing: endpoint holds a password; use OTEL_EXPORTER_OTLP_HEADERS")
 
 
+class SecurityTlsConfig(Section, frozen=True, kw_only=True):
+    """A fleet's own authority, which no process can issue certificates of: roles are told apart."""
+
+    certificate_file: Annotated[
+        Text | None,
+        about(
+            "This process's certificate as PEM, which says its role (`trinamo certs issue` makes one)."
+            " It stands in place of what the secret makes on connections between processes, and"
+            " under what is written to etcd. Needs the two others. Changed files count for new"
+            " connections, without a restart. null: all who have the secret are equal."
+        ),
+    ] = None
+    key_file: Annotated[
+        Text | None, about("The key of `certificate_file`, Ed25519, which nobody else should read.")
+    ] = None
+    authority_file: Annotated[
+        Text | None,
+        about(
+            "Who issues certificates of the fleet, as PEM; two while one takes the other's place."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        need_together(
+            "tls",
+            certificate_file=self.certificate_file,
+            key_file=self.key_file,
+            authority_file=self.authority_file,
+        )
+
+
 class SecurityConfig(Section, frozen=True, kw_only=True):
     """Who may speak to the TCP ports of this cluster's processes, and whether others can listen."""
 
@@ -157,6 +189,7 @@ class SecurityConfig(Section, frozen=True, kw_only=True):
             " has the first. What this process shows and seals is of the first."
         ),
     ] = None
+    tls: SecurityTlsConfig = SecurityTlsConfig()
     clear_tcp: Annotated[
         bool,
         about(
@@ -165,6 +198,13 @@ class SecurityConfig(Section, frozen=True, kw_only=True):
             " start says so."
         ),
     ] = False
+
+    def __post_init__(self) -> None:
+        if self.tls.certificate_file is not None and self.secret_file is None:
+            raise ValueError(
+                "security: tls is set, but secret_file is null: with the secret what passes NATS is"
+                " sealed (`trinamo certs secret`)"
+            )
 
 
 class Config(Section, frozen=True, kw_only=True):

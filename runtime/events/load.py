@@ -22,6 +22,7 @@ from .source import EventSource, topic_of
 
 _log = logging.getLogger("trinamo.events")
 LOAD_INTERVAL_S: Final = 1.0
+LOAD_TOPIC: Final = "load"
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,7 +68,7 @@ class LoadSource:
         self._notices = LogNotices(_log)
         self._source = EventSource(
             events,
-            topic_of("load", endpoint),
+            topic_of(LOAD_TOPIC, endpoint),
             publisher=instance_id,
             incarnation=incarnation,
             snapshot=lambda _part, _parts: self._report() or self._last,

@@ -7,6 +7,7 @@ away is passed over by who hears this (`caller/instances.py`).
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 import trio
@@ -16,6 +17,7 @@ from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from .source import EventSource, topic_of
 
+STATUS_TOPIC: Final = "status"
 _BEAT_S = 10.0
 
 
@@ -44,7 +46,7 @@ class StatusSource:
         self._is_draining = trio.Event()
         self._source = EventSource(
             events,
-            topic_of("status", endpoint),
+            topic_of(STATUS_TOPIC, endpoint),
             publisher=instance_id,
             incarnation=incarnation,
             snapshot=lambda _part, _parts: _encode(self._state),

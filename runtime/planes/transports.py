@@ -5,7 +5,8 @@ A `Transports` (`process/transports.py`) makes them of a configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -36,6 +37,8 @@ class DataPlane:
     """Other people's servers by instance id, which are asked where no workers are."""
     secret: bytes = attrs.field(default=b"", repr=False)
     """What peers prove to each other that they know; empty if nothing."""
+    keep_certificate: Callable[[Any], Awaitable[None]] | None = None
+    """Keeps what is shown to peers renewed, and tells the `Metrics` it is called with how long it is valid; None: nothing is."""
     told: EventPlane | None = None
     """Where processes tell of themselves by events, believed of members only; None: by the event plane as it is."""
 

@@ -101,6 +101,8 @@ class Runtime:
         self.live.listen(self._clients.tune)
         self.live.listen(lambda _: self._tell_load())
         self._event_nursery = event_nursery
+        if data.keep_certificate is not None:
+            event_nursery.start_soon(data.keep_certificate, metrics)
         self._has_shut_down = False
         self._shutting_down = trio.Lock()
         self._entries = OwnEntries(

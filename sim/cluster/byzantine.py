@@ -27,6 +27,7 @@ from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.link_frames import Kind, Opening, encode_item, encode_opening
 from trinamo.runtime.protocol.streams.membership import Purpose, encode_hello
 from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.transports.security.signed import signed_control
 from trinamo.transports.sockets.wire import open_wire, send_all
 from trinamo.transports.tcp import TcpOptions
 from trinamo.transports.tcp.greeting import greet
@@ -34,6 +35,7 @@ from trinamo.transports.tcp.greeting import greet
 from ..core.host import current_host_name
 from ..core.world import World
 from ..env import SimEnv
+from .memory import SECRET, fleet_of
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -68,7 +70,11 @@ class ByzantineClient:
             started_s = trio.current_time()
             theirs = cluster.processes[self.to].transports
             secret = (theirs.home or theirs.server).options.secret
-            options = TcpOptions(secret=ANOTHER if self.act == "stolen_subject" else secret)
+            env = SimEnv(cluster.world, f"byzantine.{self.act}")
+            options = TcpOptions(
+                secret=ANOTHER if self.act == "stolen_subject" else secret,
+                fleet=fleet_of(cluster.plan.config, current_host_name(), env),
+            )
             answer = await self._converse(address, payload, options, cluster.world)
         took_s = round(trio.current_time() - started_s, 3)
         cluster.world.note(
@@ -124,10 +130,21 @@ class ByzantineClient:
 
 async def _unsigned_entry(cluster: Cluster) -> str:
     """Put an address of its own in the place of each worker's; says whether anybody comes."""
-    name, env = current_host_name(), SimEnv(cluster.world, "byzantine.unsigned_entry")
+    return await _overwrite(cluster, "unsigned_entry", [])
+
+
+async def _frontend_s_entry(cluster: Cluster) -> str:
+    """The same, signed with the certificate of a frontend."""
+    return await _overwrite(cluster, "frontend_s_entry", [SECRET])
+
+
+async def _overwrite(cluster: Cluster, act: str, secrets: list[bytes]) -> str:
+    name, env = current_host_name(), SimEnv(cluster.world, f"byzantine.{act}")
     (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")  # noqa: S104 -- simulated
     address = f"{name}:{listener.socket.getsockname()[1]}"
-    async with listener, cluster.services.open_control(name, cluster.plan.config, env) as control:
+    config = cluster.plan.config
+    async with listener, cluster.services.open_control(name, config, env) as plane:
+        control = signed_control(plane, env, secrets, fleet_of(config, name, env))
         for entry in (await control.range(INSTANCE_PREFIX)).entries:
             told = json.loads(entry.value.partition(b"\n")[0])
             told["transports"] = {"tcp": address}
@@ -178,8 +195,14 @@ SAID: Final = {
     "oversize_request": NO_FRAME,
 }
 """What is sent by each act that needs to know nothing of the cluster."""
-TOLD_TO_ALL: Final = {"unsigned_entry": _unsigned_entry, "forged_report": _forged_report}
-"""Acts at the store and at the broker, of one with the rights of a member there, and without the secret."""
+TOLD_TO_ALL: Final = {
+    "unsigned_entry": _unsigned_entry,
+    "frontend_s_entry": _frontend_s_entry,
+    "forged_report": _forged_report,
+}
+"""Acts at the store and at the broker, of one with the rights of a member there, and without the secret.
+
+Or, with the secret, and a certificate that says another role."""
 ACTS: Final = (*SAID, *TOLD_TO_ALL, "taken_subject", "stolen_subject")
 REQUEST_ACTS: Final = ("garbage_request", "silent_request", "oversize_request")
 """Acts against the request listener of a worker."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import attrs
 
@@ -28,11 +28,16 @@ from ..net.network import Network
 from ..services.memory import MemoryFabric
 from .audit import BlockAudit, Landings, WatchedPlane
 
+if TYPE_CHECKING:
+    from trinamo.transports.security.fleet import Fleet
+
 PORT: Final = 7000
 """Of every life of a host, so that the next one answers where the last one did."""
 SLICE_BYTES: Final = 4096
 SECRET: Final = b"the secret of a simulated cluster"
 """Of all its hosts. Their links are sealed where the configuration names a file for it, which none reads."""
+VALID_S: Final = 90 * 86400.0
+FLEET: Final = b"the authority of a simulated fleet, which no host has"
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +62,24 @@ class MemoryPlan:
             raise ValueError("window is at least 1")
 
 
-def tcp_options_of(config: Config, name: str, port: int = 0) -> TcpOptions:
+def fleet_of(config: Config, name: str, env: Env) -> Fleet | None:
+    """What the process on host `name` shows where the configuration names a fleet's authority."""
+    if config.security.tls.certificate_file is None:
+        return None
+    # Brings `cryptography` along, which most runs never need.
+    from trinamo.transports.security.fleet import Fleet, fleet_certificate  # noqa: PLC0415
+    from trinamo.transports.security.identity import Authority  # noqa: PLC0415
+    from trinamo.transports.security.roles import Role  # noqa: PLC0415
+
+    roles = (Role.WORKER, Role.PREFILL) if name.startswith("worker") else (Role.FRONTEND,)
+    authority = Authority.derived(FLEET)
+    issued, key = authority.issue([role.uri for role in roles], env, after_s=VALID_S)
+    now = env.clock.wall()
+    held = fleet_certificate(issued.decode(), key.decode(), authority.certificate, now=now)
+    return Fleet(lambda: held, env)
+
+
+def tcp_options_of(config: Config, name: str, env: Env, port: int = 0) -> TcpOptions:
     """Of the planes on host `name`: no host is loopback to another."""
     return TcpOptions.of(
         config.data_plane.tcp,
@@ -65,6 +87,7 @@ def tcp_options_of(config: Config, name: str, port: int = 0) -> TcpOptions:
         port=port,
         advertise_host=name,
         secret=SECRET if config.security.secret_file else b"",
+        fleet=fleet_of(config, name, env),
         is_clear_allowed=True,
     )
 
@@ -129,7 +152,7 @@ class ClusterMemory:
     @asynccontextmanager
     async def open_chain(self, name: str, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """The backends of the process on host `name`."""
-        tcp_options = tcp_options_of(config, name, PORT)
+        tcp_options = tcp_options_of(config, name, env, PORT)
         # One checksum on every machine, and no way through the real kernel.
         options = TransferOptions(tcp=tcp_options, checksum="crc32", slice_bytes=SLICE_BYTES)
         async with AsyncExitStack() as stack:

@@ -21,7 +21,7 @@ from trinamo.transports.assembly.data import open_data_plane
 from trinamo.transports.assembly.http import Http
 from trinamo.transports.security.signed import signed_control
 
-from .memory import SECRET, ClusterMemory, sealer_of, tcp_options_of
+from .memory import SECRET, ClusterMemory, fleet_of, sealer_of, tcp_options_of
 from .services import NotedControlPlane, Services
 
 
@@ -66,7 +66,8 @@ class SimTransports:
         async with self._services.open_control(self.name, config, env) as plane:
             self.control = NotedControlPlane(plane, env, self.name)
             secrets = [SECRET if config.security.secret_file else b""]
-            yield signed_control(cast("ControlPlane", self.control), env, secrets)
+            fleet = fleet_of(config, self.name, env)
+            yield signed_control(cast("ControlPlane", self.control), env, secrets, fleet)
 
     def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
         """The broker, over this host's links."""
@@ -77,7 +78,7 @@ class SimTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """The TCP planes, unmodified, on simulated sockets."""
-        options, sealer = tcp_options_of(config, self.name), sealer_of(config, env)
+        options, sealer = tcp_options_of(config, self.name, env), sealer_of(config, env)
         async with open_data_plane(config, env, events, options, sealer, serving=serving) as data:
             self.home, self.calls = data.response_plane, data.call_home
             self.requests = data.request_planes["tcp"]

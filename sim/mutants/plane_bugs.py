@@ -29,6 +29,8 @@ from trinamo.transports.nats.outbox import Interest, Line
 from trinamo.transports.nats.queue import work_queue
 from trinamo.transports.nats.queue.streams import HeldJob, Leases
 from trinamo.transports.nats.requests import NatsRequestPlane
+from trinamo.transports.security import signatures
+from trinamo.transports.security.roles import Role
 from trinamo.transports.security.sealed_events import SealedEvents
 from trinamo.transports.security.sealing import Sealer
 from trinamo.transports.security.signed import SignedControlPlane
@@ -233,6 +235,12 @@ def done_is_unsaid(*_: Any, **__: Any) -> None:
 def entries_unread(_: Any, _self: Any, *_entry: object) -> str:
     """Whatever is in the store, and whoever put it there, counts."""
     return ""
+
+
+@instead_of(signatures, "writers_of")
+def signers_role_unread(*_: Any) -> frozenset[Role]:
+    """The signature of whoever has a certificate of the fleet counts everywhere."""
+    return frozenset(Role)
 
 
 @instead_of(SealedEvents, "opened")

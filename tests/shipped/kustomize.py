@@ -37,6 +37,11 @@ def _accumulate(folder: Path, found: list[Thing]) -> list[Thing]:
     return found
 
 
+def of_kubernetes(thing: Thing) -> bool:
+    """Whether its schema is at hand; that of what cert-manager adds is not."""
+    return not thing["apiVersion"].startswith("cert-manager.io/")
+
+
 def _apply(patch: Thing, found: list[Thing]) -> None:
     target = patch["target"]
     meant = [

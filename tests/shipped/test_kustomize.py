@@ -14,8 +14,9 @@ import yaml
 from starlette.routing import Route
 
 from tests.session.needs import KUBECTL
-from tests.shipped.kustomize import Thing, render
+from tests.shipped.kustomize import Thing, of_kubernetes, render
 from tests.sources import ROOT
+from tests.transports.security.fleets import FleetOfTest
 from trinamo.cli.children.shared_port import frontend_grace_s
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.keys import is_loopback
@@ -25,6 +26,7 @@ from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.traces.ring import Traces
 from trinamo.transports.assembly.http import Http
+from trinamo.transports.security.roles import Role
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 SIZES = ("small", "medium", "large")
@@ -37,7 +39,7 @@ OVERLAY = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../medium]
-components: [../disaggregated, ../scraped, ../keyed]
+components: [../disaggregated, ../scraped, ../keyed, ../certified]
 """
 
 
@@ -108,7 +110,7 @@ def test_every_folder_has_a_kustomization_that_names_every_file_in_it() -> None:
 def test_with_the_components_workers_have_two_roles_and_are_scraped(own: Path) -> None:
     things = render(own)
 
-    for each in things:
+    for each in filter(of_kubernetes, things):
         kubernetes_validate.validate(each, "1.30", strict=True)
     found = pods(things)
     roles = {
@@ -125,6 +127,35 @@ def test_with_the_components_workers_have_two_roles_and_are_scraped(own: Path) -
         ports = {each["containerPort"] for each in found[name]["spec"]["containers"][0]["ports"]}
         assert told["prometheus.io/scrape"] == "true"
         assert int(told["prometheus.io/port"]) in ports
+
+
+def test_every_process_gets_a_certificate_of_its_role_that_it_can_use(
+    own: Path, tmp_path: Path
+) -> None:
+    """As cert-manager issues what the manifests ask it for."""
+    things = named(render(own))
+    fleet = FleetOfTest.make(tmp_path / "fleet")
+    assert things["ClusterIssuer trinamo-authority"]["spec"]["ca"]
+    for role in ("frontend", "worker", "prefill"):
+        asked = things[f"Certificate trinamo-{role}"]["spec"]
+        assert asked["issuerRef"]["name"] == "trinamo-authority"
+        assert asked["uris"] == [Role(role).uri]
+        assert asked["privateKey"]["algorithm"] == "Ed25519"
+        assert asked["usages"] == ["digital signature", "client auth", "server auth"]
+        pod = things[f"Deployment trinamo-{role}"]["spec"]["template"]["spec"]
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "fleet"]
+        assert volume["secret"]["secretName"] == asked["secretName"]
+        (container,) = pod["containers"]
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "fleet"]
+        environ = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        file = tmp_path / "trinamo.yaml"
+        file.write_text(things["ConfigMap trinamo"]["data"]["trinamo.yaml"])
+        tls = load_config(file, environ=environ).security.tls
+        files = {tls.certificate_file, tls.key_file, tls.authority_file}
+        assert files == {
+            f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")
+        }
+        assert fleet.member(role).certificate.roles == {Role(role)}
 
 
 def test_prefill_workers_are_as_decode_workers_but_for_their_role() -> None:

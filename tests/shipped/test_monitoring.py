@@ -22,7 +22,7 @@ from tests.sources import ROOT
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.transports.http.certificates import CertificateSeries
+from trinamo.transports.sockets.certificates import CertificateSeries
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"
@@ -112,7 +112,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             with urlopen(f"http://{address}/metrics", timeout=10) as answer:
                 found.pages[address] = answer.read().decode()
     metrics = Metrics(RealEnv())
-    CertificateSeries(metrics)
+    CertificateSeries(metrics, "http")
     for page in (*found.pages.values(), metrics.page().decode()):
         found.read(page)
     return found

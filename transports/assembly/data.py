@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -24,6 +24,10 @@ from trinamo.transports.tcp import (
 
 if TYPE_CHECKING:
     from trinamo.runtime.planes import EventPlane, RequestPlane, RequestServer
+
+
+REQUESTS_SUBJECT: Final = "trinamo.requests"
+"""Behind it an instance's id: where it takes requests by NATS."""
 
 
 @asynccontextmanager
@@ -60,7 +64,7 @@ async def open_data_plane(
             nats = NatsRequestPlane(events, nursery, sealer=sealer, ack_timeout_s=ack_timeout_s)
             planes = {nats.transport: nats, **planes}
             if serving:
-                address = f"trinamo.requests.{serving}"
+                address = f"{REQUESTS_SUBJECT}.{serving}"
                 servers.append(NatsRequestServer(events, address, sealer=sealer))
         calls = await stack.enter_async_context(open_client(options, env))
         yield DataPlane(
@@ -70,5 +74,6 @@ async def open_data_plane(
             call_home=calls,
             home_address=home.address,
             secret=options.secret,
+            keep_certificate=None if options.fleet is None else options.fleet.keep,
             told=sealed_events(events, sealer),
         )

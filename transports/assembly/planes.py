@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import trio
 
-from trinamo.runtime.config.config import Config, check_files, read_secrets
+from trinamo.runtime.config.config import Config, SecurityConfig, check_files, read_secrets
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import (
     ControlPlaneConfig,
@@ -37,6 +37,7 @@ from .transfers import open_transfer_chain
 if TYPE_CHECKING:
     from trinamo.runtime.planes import ControlPlane, EventPlane
     from trinamo.runtime.traces.spans import SpanSink
+    from trinamo.transports.security.fleet import Fleet
     from trinamo.transports.servers import EmbeddedServer
 
 S = TypeVar("S", ControlPlaneConfig, EventPlaneConfig)
@@ -51,6 +52,7 @@ class RealTransports:
 
     def __init__(self) -> None:
         self._secrets: tuple[bytes, bytes] | None = None
+        self._fleet: Fleet | None = None
         self._sealer: Sealer | None = None
 
     @asynccontextmanager
@@ -59,7 +61,7 @@ class RealTransports:
 
         Our own files come first: they need no server.
         """
-        self._tcp_options(config)
+        self._tcp_options(config, env)
         check_files(config)
         section = config.control_plane
         if section.backend == "memory":
@@ -71,7 +73,7 @@ class RealTransports:
         if section.backend != "etcd":
             opening = _installed("control_plane.backend", section.backend, "open_control")
             async with opening(section.options, env) as plane:
-                yield signed_control(plane, env, secrets)
+                yield signed_control(plane, env, secrets, self._fleet)
             return
         async with AsyncExitStack() as stack:
             endpoints = list(section.etcd.endpoints)
@@ -79,7 +81,7 @@ class RealTransports:
                 server = await stack.enter_async_context(embedded_etcd(section.etcd))
                 endpoints = [server.endpoint]
             plane = await stack.enter_async_context(open_control_plane(section.etcd, endpoints))
-            yield signed_control(plane, env, secrets)
+            yield signed_control(plane, env, secrets, self._fleet)
 
     @asynccontextmanager
     async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
@@ -109,7 +111,9 @@ class RealTransports:
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
         """TCP for responses; for requests TCP, and NATS beside it if configured."""
-        options, sealer = self._tcp_options(config), self._sealer_of(config, env)
+        options, sealer = self._tcp_options(config, env), self._sealer_of(config, env)
+        if options.fleet is not None and serving is not None:
+            options.fleet.check_serving()
         async with open_data_plane(config, env, events, options, sealer, serving=serving) as data:
             yield data
 
@@ -132,21 +136,22 @@ class RealTransports:
     @asynccontextmanager
     async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
         """The chain of `data_plane`, without what this machine has no library for."""
-        options = self._tcp_options(config)
+        options = self._tcp_options(config, env)
         async with open_transfer_chain(config.data_plane, env, options) as chain:
             yield chain
 
     def _sealer_of(self, config: Config, env: Env) -> Sealer:
         """One for all that this process says by brokers."""
         if self._sealer is None:
-            options = self._tcp_options(config)
+            options = self._tcp_options(config, env)
             self._sealer = Sealer((options.secret, options.second_secret), env.rng)
         return self._sealer
 
-    def _tcp_options(self, config: Config) -> TcpOptions:
+    def _tcp_options(self, config: Config, env: Env) -> TcpOptions:
         """The secrets are read once: a file that changes later must not leave a process with two."""
         if self._secrets is None:
             self._secrets = read_secrets(config.security)
+            self._fleet = open_fleet(config.security, env)
         secret, second = self._secrets
         control = config.control_plane
         has_etcd = control.backend == "etcd" and not control.embedded
@@ -155,9 +160,20 @@ class RealTransports:
             config.data_plane.tcp,
             secret=secret,
             second_secret=second,
+            fleet=self._fleet,
             is_clear_allowed=config.security.clear_tcp,
             towards=towards,
         )
+
+
+def open_fleet(section: SecurityConfig, env: Env) -> Fleet | None:
+    """What `security.tls` names; None if nothing. `ConfigError` says why it cannot be used."""
+    if section.tls.certificate_file is None:
+        return None
+    # Brings `cryptography` along, which who has no secret never needs.
+    from trinamo.transports.security.fleet import Fleet
+
+    return Fleet.of(section.tls, env)
 
 
 def _installed(key: str, name: str, opener: str) -> Any:

@@ -21,8 +21,9 @@ from trinamo.runtime.http.exchanges import Handler
 from trinamo.runtime.http.transport import AsgiApp
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.nurseries import open_nursery
+from trinamo.transports.sockets.certificates import keep_renewed, key_faults
 
-from .certificates import Certificates, CertificateSeries, find_certificate_faults
+from .certificates import Certificates
 from .connections import ConnectionTable, Phase
 from .driver import HostPolicy, NativeDriver
 from .listening import configure_socket, open_listeners
@@ -166,13 +167,10 @@ class Server:
 
     async def _renew(self, certificates: Certificates) -> None:
         """Tell of the certificate, and look for a new one from time to time."""
-        for fault in find_certificate_faults(self._config.tls):
+        tls = self._config.tls
+        for fault in key_faults("http.tls.key_file", tls.key_file):
             log.warning(fault)
-        told = CertificateSeries(self._metrics)
-        while True:
-            told.tell(certificates.expires_at, is_renewal_broken=certificates.is_renewal_broken)
-            await trio.sleep(self._config.tls.renewal_interval_s)
-            certificates.renew()
+        await keep_renewed(certificates, self._metrics, "http", tls.renewal_interval_s)
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         """Say 503 to a connection over the limit, none of which is idle."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import msgspec
@@ -22,7 +22,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from trinamo.runtime.env import Env
 
-from .identity import RENEWED_S, authority_of
+from .identity import RENEWED_S, authority_of, has_issued
+from .roles import writers_of
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 _URI: Final = "trinamo://entries/"
 _LABEL: Final = "trinamo entry"
@@ -55,28 +59,36 @@ class _Verdict:
 class Signatures:
     """Made and looked at by one process, for and against all who have one of `secrets`: it signs by the first."""
 
-    def __init__(self, secrets: Sequence[bytes], env: Env) -> None:
-        self._env = env
+    def __init__(self, secrets: Sequence[bytes], env: Env, fleet: Fleet | None = None) -> None:
+        self._env, self._fleet = env, fleet
         self._authority = authority_of(secrets[0])
         self._authorities = tuple(authority_of(each).certificate for each in secrets)
         self._own: dict[str, _Own] = {}
 
     def sign(self, owner: str, key: str, lease_id: int, value: bytes) -> bytes:
         """The signature of `value` under `key` and its lease, by `owner`, with its certificate behind it."""
+        message = _message(key, lease_id, value)
+        if self._fleet is not None:
+            fleet = self._fleet.certificate
+            return fleet.key.sign(message) + fleet.shown
         own = self._own.get(owner)
         now = self._env.clock.wall()
         if own is None or abs(now - own.issued_at) > RENEWED_S:
-            issued = self._authority.issue(_URI + owner, self._env)
-            private = load_pem_private_key(issued, None)
+            issued, key_pem = self._authority.issue([_URI + owner], self._env)
+            private = load_pem_private_key(key_pem, None)
             assert isinstance(private, Ed25519PrivateKey)
             shown = x509.load_pem_x509_certificate(issued).public_bytes(Encoding.DER)
             own = self._own[owner] = _Own(private, shown, now)
-        return own.key.sign(_message(key, lease_id, value)) + own.certificate
+        return own.key.sign(message) + own.certificate
 
     def fault(self, owner: str, key: str, lease_id: int, value: bytes, signature: bytes) -> str:
         """What is wrong with the signature of an entry as it is read; empty if `owner` made it."""
         message = _message(key, lease_id, value)
-        verdict = _verdict(self._authorities, _URI + owner, message, signature)
+        authorities, names = self._authorities, frozenset({_URI + owner})
+        if self._fleet is not None:
+            authorities = self._fleet.certificate.authorities
+            names = frozenset(role.uri for role in writers_of(key) or ())
+        verdict = _verdict(authorities, names, message, signature)
         if verdict.fault or not lease_id:
             return verdict.fault
         if verdict.first <= self._env.clock.wall() <= verdict.last:
@@ -90,11 +102,16 @@ def _message(key: str, lease_id: int, value: bytes) -> bytes:
 
 
 @lru_cache(maxsize=_KEPT_MAX)
-def _verdict(authorities: tuple[str, ...], uri: str, message: bytes, signature: bytes) -> _Verdict:
+def _verdict(
+    authorities: tuple[str, ...], names: frozenset[str], message: bytes, signature: bytes
+) -> _Verdict:
+    """Of a signature by somebody who is one of `names`."""
     shown = _member(authorities, signature[_SIGNATURE_BYTES:])
-    if shown is None or shown[1] != uri:
+    if shown is None:
         return _Verdict(_NO_MEMBERS)
-    key, _, first, last = shown
+    key, said, first, last = shown
+    if names.isdisjoint(said):
+        return _Verdict(f"{_NO_MEMBERS}: {', '.join(said)} may not write it")
     try:
         key.verify(signature[:_SIGNATURE_BYTES], message)
     except InvalidSignature:
@@ -105,29 +122,22 @@ def _verdict(authorities: tuple[str, ...], uri: str, message: bytes, signature: 
 @lru_cache(maxsize=_KEPT_MAX)
 def _member(
     authorities: tuple[str, ...], shown: bytes
-) -> tuple[Ed25519PublicKey, str, float, float] | None:
-    """Key, name and time of a certificate; None if none of the authorities has issued it."""
+) -> tuple[Ed25519PublicKey, list[str], float, float] | None:
+    """Key, names and time of a certificate; None if none of the authorities has issued it."""
     try:
         certificate = x509.load_der_x509_certificate(shown)
         key = certificate.public_key()
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        (uri,) = names.value.get_values_for_type(x509.UniformResourceIdentifier)
+        uris = names.value.get_values_for_type(x509.UniformResourceIdentifier)
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         return None
     if not (
-        isinstance(key, Ed25519PublicKey) and any(_issued(a, certificate) for a in authorities)
+        isinstance(key, Ed25519PublicKey)
+        and any(has_issued(_authority(each), certificate) for each in authorities)
     ):
         return None
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return key, uri, first.timestamp(), last.timestamp()
-
-
-def _issued(authority: str, certificate: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(_authority(authority))
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+    return key, uris, first.timestamp(), last.timestamp()
 
 
 @lru_cache(maxsize=16)

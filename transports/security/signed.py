@@ -19,7 +19,6 @@ import attrs
 import trio
 
 from trinamo.runtime.env import Env
-from trinamo.runtime.kv.transfer.metadata import NIXL_METADATA_KEY
 from trinamo.runtime.planes import (
     ControlPlane,
     CountsControl,
@@ -30,18 +29,15 @@ from trinamo.runtime.planes import (
     Snapshot,
     WatchEvent,
 )
-from trinamo.runtime.process.settings import SETTINGS_PREFIX
-from trinamo.runtime.protocol.discovery.instances import FRONTEND_PREFIX, INSTANCE_PREFIX
-from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX
 from trinamo.runtime.protocol.undecodable import UNSIGNED_REMEDY, Unsigned
-from trinamo.runtime.weights.messages import WEIGHTS_PREFIX
+
+from .roles import writers_of
 
 if TYPE_CHECKING:
+    from .fleet import Fleet
     from .signatures import Signatures
 
 _log = logging.getLogger("trinamo.discovery")
-_SIGNED: Final = (INSTANCE_PREFIX, MODEL_PREFIX, FRONTEND_PREFIX, WEIGHTS_PREFIX, SETTINGS_PREFIX)
-"""Whoever reads these acts on them, as on `…/nixl_metadata/…`. Locks have no value that anybody acts on."""
 _LINE: Final = re.compile(rb'\n\{"signature":"([A-Za-z0-9+/=]{88,2048})"\}\Z')
 _MARK: Final = b'\n{"signature":"'
 _TOLD_MAX: Final = 1 << 10
@@ -52,22 +48,27 @@ _AT_ONCE: Final = 32
 
 def _owner_of(key: str) -> str:
     """Whose certificate must have signed it; empty for a key that nobody signs."""
-    is_signed = key.startswith(_SIGNED) or f"/{NIXL_METADATA_KEY}/" in key
-    return key.rpartition("/")[2] if is_signed else ""
+    # Whoever reads these acts on them. Locks have no value that anybody acts on.
+    return "" if writers_of(key) is None else key.rpartition("/")[2]
 
 
-def signed_control(plane: ControlPlane, env: Env, secrets: Sequence[bytes]) -> ControlPlane:
-    """`plane` as the members share it that have one of `secrets`, and sign by the first.
+def signed_control(
+    plane: ControlPlane, env: Env, secrets: Sequence[bytes], fleet: Fleet | None = None
+) -> ControlPlane:
+    """`plane` as the members share it that have one of `secrets`, and sign by the first, or as `fleet` says.
 
     Empty ones are none; without any, entries are read as they are.
     """
-    return cast("ControlPlane", SignedControlPlane(plane, env, [each for each in secrets if each]))
+    known = [each for each in secrets if each]
+    return cast("ControlPlane", SignedControlPlane(plane, env, known, fleet))
 
 
 class SignedControlPlane:
     """Signs what is put, and looks at the signature of what is read; everything else is the plane's."""
 
-    def __init__(self, plane: ControlPlane, env: Env, secrets: Sequence[bytes]) -> None:
+    def __init__(
+        self, plane: ControlPlane, env: Env, secrets: Sequence[bytes], fleet: Fleet | None = None
+    ) -> None:
         self._plane = plane
         self._told: dict[str, None] = {}
         self.unsigned_count = 0
@@ -77,7 +78,7 @@ class SignedControlPlane:
             # Brings `cryptography` along, which who has no secret never needs.
             from .signatures import Signatures
 
-            self._signatures = Signatures(secrets, env)
+            self._signatures = Signatures(secrets, env, fleet)
         if isinstance(plane, CountsControl):
             self.statistics = plane.statistics
 

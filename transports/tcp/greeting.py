@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -26,6 +27,9 @@ from trinamo.transports.sockets.tls import SealedWire, shake_hands
 from trinamo.transports.sockets.wire import Wire, open_wire, send_all
 
 from .sockets import TcpOptions, dial
+
+if TYPE_CHECKING:
+    from trinamo.transports.security.identity import Shown
 
 
 async def dial_member(
@@ -72,13 +76,15 @@ async def greet(
     hello = encode_hello(purpose, sealed=bool(options.secret))
     try:
         await send_all(wire, hello)
-        shown = None
+        identity: Shown | None = None
+        peer: list[str] = []
         if options.secret:
-            wire, shown = await _seal(wire, options, env, purpose.uri(""), dials=True)
+            identity = options.identities.of(options, purpose.uri(""), env)
+            wire, peer = await _seal(wire, identity, dials=True)
         name = decode_welcome(await _hear(wire, lambda heard: wanted_bytes(heard, hello)), hello)
     except ssl.SSLCertVerificationError as error:
         raise ConnectError(
-            f"{address} is of another cluster, or its security.secret_file is another:"
+            f"{address} is of another cluster, or its {options.authority_key} is another:"
             f" {error.verify_message}"
         ) from error
     except ssl.SSLError as error:
@@ -86,12 +92,16 @@ async def greet(
     except (EOFError, OSError) as error:
         raise ConnectError(
             f"{address} closed the connection before it was greeted: it is ending, or its "
-            "security.secret_file is another"
+            f"{options.authority_key} is another"
+            + (", or a certificate of this role may not ask there" if options.fleet else "")
         ) from error
     except RemoteProtocolError as error:
         raise ImpostorError(f"{address}: {error.message}") from error
-    if shown not in {None, purpose.uri(name)}:
-        raise ImpostorError(f"{address} calls itself {name!r}, but its certificate says {shown}")
+    if identity is not None:
+        try:
+            identity.check_listener(peer, purpose, name)
+        except ImpostorError as error:
+            raise ImpostorError(f"{address}: {error.message}") from error
     return wire, name
 
 
@@ -104,12 +114,14 @@ async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, n
         hello = await _hear(wire, lambda heard: HELLO_BYTES - len(heard))
         check_hello(hello, purpose, sealed=bool(options.secret))
         if options.secret:
-            wire, _ = await _seal(wire, options, env, purpose.uri(name), dials=False)
+            identity = options.identities.of(options, purpose.uri(name), env)
+            wire, peer = await _seal(wire, identity, dials=False)
+            identity.check_dialler(peer, purpose)
     except EOFError:
         raise RemoteProtocolError("the connection ended before its greeting") from None
     except ssl.SSLError as error:
         raise RemoteProtocolError(
-            f"it shook no hands, or its security.secret_file is another: {error.reason}"
+            f"it shook no hands, or its {options.authority_key} is another: {error.reason}"
         ) from error
     except ConnectError as error:
         raise RemoteProtocolError(error.message) from error
@@ -119,11 +131,8 @@ async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, n
     return wire
 
 
-async def _seal(
-    wire: Wire, options: TcpOptions, env: Env, uri: str, *, dials: bool
-) -> tuple[Wire, str]:
-    """Shake hands as `uri`: what is sealed, and who is at the other end."""
-    identity = options.identities.of(options.secret, options.second_secret, uri, env)
+async def _seal(wire: Wire, identity: Shown, *, dials: bool) -> tuple[Wire, list[str]]:
+    """Shake hands: what is sealed, and who is at the other end."""
     session = identity.session(dials=dials)
     await shake_hands(wire, session)
     return SealedWire(wire, session), identity.peer_of(session)

@@ -24,7 +24,8 @@ from .unfinished import ByteBudget, Pending, Unfinished
 
 if TYPE_CHECKING:
     from trinamo.runtime.env import Env
-    from trinamo.transports.security.identity import Identity
+    from trinamo.transports.security.fleet import Fleet
+    from trinamo.transports.security.identity import Identity, Shown
 
 _log = logging.getLogger("trinamo.tcp")
 _HOST_CHARS_MAX: Final = 255
@@ -44,14 +45,16 @@ class Identities:
 
         authority_of(secret)
 
-    def of(self, secret: bytes, second: bytes, uri: str, env: Env) -> Identity:
-        """The one of who is `uri` among those who have `secret`, or the `second` one."""
+    def of(self, options: TcpOptions, uri: str, env: Env) -> Shown:
+        """The one of who is `uri` among those who have a secret, or of a fleet's own authority."""
+        if options.fleet is not None:
+            return options.fleet
         # Brings `cryptography` along, which who has no secret never needs.
         from trinamo.transports.security.identity import Identity  # noqa: PLC0415
 
-        key = (secret, second, uri)
+        key = (options.secret, options.second_secret, uri)
         if key not in self._made:
-            self._made[key] = Identity(secret, uri, env, second)
+            self._made[key] = Identity(options.secret, uri, env, options.second_secret)
         return self._made[key]
 
 
@@ -68,6 +71,8 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     """What all processes of the cluster share, from `security.secret_file`: it seals each connection."""
     second_secret: bytes = b""
     """Who has this is let in and asked as well, from `security.second_secret_file`."""
+    fleet: Fleet | None = None
+    """What `security.tls` names: connections are sealed with it in place of what the secret makes."""
     is_clear_allowed: bool = False
     """Whether, without a secret, others than loopback are bound: `security.clear_tcp`."""
     budget: ByteBudget = ByteBudget(0)
@@ -91,6 +96,11 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Without the secret."""
         return f"{type(self).__name__}(host={self.host!r}, port={self.port})"
+
+    @property
+    def authority_key(self) -> str:
+        """The key of the configuration by which members know each other."""
+        return "security.secret_file" if self.fleet is None else "security.tls.authority_file"
 
     def unfinished(self, decoder: Pending) -> Unfinished:
         """The bound on what one connection's decoder holds."""

@@ -31,6 +31,7 @@ from ...protocol.kv.active import (
 )
 from .loads import ActiveRequest, PredictedLoads
 
+ACTIVE_TOPIC: Final = "active"
 _GATHER_S: Final = 0.001
 """Events of so long go in one message."""
 _WAITING_MAX: Final = 8192
@@ -59,7 +60,7 @@ class Agreement:
         self._wakeup = trio.Event()
         self._theirs: dict[str, dict[int, None]] = {}
         """The requests of other routers, by router."""
-        topic = topic_of("active", endpoint)
+        topic = topic_of(ACTIVE_TOPIC, endpoint)
         self._source = EventSource(
             events,
             topic,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
+from tests.transports.security.fleets import FleetOfTest
 from trinamo.cli.doctor.examination import certificate_findings
 from trinamo.cli.doctor.finding import FindingVerdict
-from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.config import Config, SecurityConfig
 from trinamo.runtime.config.http import HttpConfig, HttpTlsConfig
 
 
@@ -54,3 +55,17 @@ def test_a_file_that_is_missing_and_a_key_for_everybody_are_told(tmp_path: Path)
     (finding,) = certificate_findings(config_of(certificate, key), now())
     assert finding.verdict is FindingVerdict.MISSING
     assert "No such file" in finding.text
+
+
+def test_of_a_fleet_s_own_certificate_the_same_is_told(tmp_path: Path) -> None:
+    tls = FleetOfTest.make(tmp_path / "fleet").section("worker", days=9)
+    config = Config(security=SecurityConfig(secret_file="secret", tls=tls))
+    (finding,) = certificate_findings(config, now())
+    assert finding.verdict is FindingVerdict.WARNING
+    assert f"{tls.certificate_file} ends on" in finding.text
+    assert "in 8 days" in finding.text
+    assert tls.authority_file is not None
+    Path(tls.authority_file).write_text("nothing")
+    (finding,) = certificate_findings(config, now())
+    assert "security.tls.authority_file: holds no certificate as PEM" in finding.text
+    assert finding.remedy == "mend the files of security.tls"

@@ -20,7 +20,7 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.kv.transfer.metrics import ALIASES
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.transports.http.certificates import CertificateSeries
+from trinamo.transports.sockets.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ async def test_every_name_of_a_frontend_and_a_worker_keeps_to_the_conventions(po
 async def test_names_that_only_some_processes_have_keep_to_them_too() -> None:
     metrics = FrontendMetrics(RealEnv())
     WeightsMetrics(metrics)
-    CertificateSeries(metrics)
+    CertificateSeries(metrics, "http")
     show_losses(metrics)
     DecodeMetrics(metrics, metrics.clock, "decode_first")
     PrefillMetrics(metrics)

@@ -24,7 +24,7 @@ from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.runtime.weights.metrics import WeightsMetrics
-from trinamo.transports.http.certificates import CertificateSeries
+from trinamo.transports.sockets.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ async def described() -> str:
     weights = WeightsMetrics(metrics)
     weights.lent(1)
     weights.failed("disconnected")
-    CertificateSeries(metrics)
+    CertificateSeries(metrics, "http")
     show_losses(metrics)
     decode = DecodeMetrics(metrics, metrics.clock, "decode_first")
     decode.decided(PrefillReason.LONG_PROMPT)

@@ -10,7 +10,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -19,13 +19,15 @@ from typing import Final
 
 import trio
 
-from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.config import Config, SecurityTlsConfig
+from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import ControlPlane, EventPlane
 from trinamo.transports.assembly.planes import open_control_plane, open_event_plane
-from trinamo.transports.http.certificates import Certificates, find_certificate_faults
+from trinamo.transports.http.certificates import Certificates
+from trinamo.transports.sockets.certificates import key_faults
 
 from ..children.shared_port import check_port
 from ..running.locating import Target, somebody_listens
@@ -257,25 +259,38 @@ def spins(path: Path, *, devices: Path = Path("/sys/dev/block")) -> bool:
 
 
 def certificate_findings(config: Config, now: float) -> Iterator[Finding]:
-    """Whether the files of `http.tls` can be used, and for how long; nothing without TLS.
+    """Whether the files of `http.tls` and `security.tls` can be used, and for how long.
 
-    `now` is in seconds since 1970.
+    Nothing of one that is not configured. `now` is in seconds since 1970.
     """
-    tls = config.http.tls
-    if tls.certificate_file is None:
-        return
+    clients, members = config.http.tls, config.security.tls
+    if clients.certificate_file is not None:
+        yield from _certificate("http.tls", clients, lambda: Certificates(clients).expires_at, now)
+    if members.certificate_file is not None:
+        # Brings `cryptography` along, which who has no secret never needs.
+        from trinamo.transports.security.fleet import Fleet
+
+        def load() -> float:
+            return Fleet.of(members, RealEnv()).certificate.expires_at
+
+        yield from _certificate("security.tls", members, load, now)
+
+
+def _certificate(
+    key: str, section: HttpTlsConfig | SecurityTlsConfig, load: Callable[[], float], now: float
+) -> Iterator[Finding]:
     try:
-        expires_at = Certificates(tls).expires_at
+        expires_at = load()
     except ConfigError as error:
         yield Finding(
-            "certificate", FindingVerdict.MISSING, error.message, "mend the files of http.tls"
+            "certificate", FindingVerdict.MISSING, error.message, f"mend the files of {key}"
         )
         return
-    for fault in find_certificate_faults(tls):
+    for fault in key_faults(f"{key}.key_file", section.key_file):
         yield Finding("certificate", FindingVerdict.WARNING, fault)
     days = int((expires_at - now) // DAY_S)
     end = datetime.fromtimestamp(expires_at, UTC)
-    text = f"{tls.certificate_file} ends on {end:%Y-%m-%d}"
+    text = f"{section.certificate_file} ends on {end:%Y-%m-%d}"
     if days < 0:
         yield Finding("certificate", FindingVerdict.MISSING, f"{text}: it is over", "renew it")
     elif days < DAYS_MIN:

@@ -275,8 +275,10 @@ def check_files(config: Config, *, serves_http: bool) -> None:
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.http import service
     from trinamo.transports.assembly.http import Http
+    from trinamo.transports.assembly.planes import open_fleet
 
     read_secrets(config.security)
+    open_fleet(config.security, RealEnv())
     planes.check_files(config)
     if serves_http:
         service.check_files(config.http, RealEnv(), Http())

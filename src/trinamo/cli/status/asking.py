@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import msgspec
@@ -23,7 +23,7 @@ from trinamo.runtime.traces.ring import RecentView, TraceView
 from trinamo.runtime.view.listing import Listing, read_listing
 from trinamo.runtime.view.requests import ask_legs
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
-from trinamo.transports.assembly.planes import open_control_plane, reach_control
+from trinamo.transports.assembly.planes import open_control_plane, open_fleet, reach_control
 from trinamo.transports.assembly.run_file import find_runs
 from trinamo.transports.openai.client import fetch
 from trinamo.transports.security.signed import signed_control
@@ -31,6 +31,9 @@ from trinamo.transports.tcp import TcpOptions, open_request_plane
 
 from ..running.frontends_file import neighbours_of
 from ..running.locating import NOTHING_RUNS, Target, reachable, somebody_listens
+
+if TYPE_CHECKING:
+    from trinamo.transports.security.fleet import Fleet
 
 ETCD_TIMEOUT_S: Final = 3.0
 """Longer than the choice of a new leader takes."""
@@ -85,7 +88,8 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
         return f"etcd at {','.join(endpoints)} does not answer"
     try:
         async with open_control_plane(brief, list(endpoints)) as control:
-            signed = signed_control(control, RealEnv(), _secrets_of(target.config))
+            secrets, fleet = _known_of(target.config)
+            signed = signed_control(control, RealEnv(), secrets, fleet)
             return await read_listing(signed)
     except ConfigError:
         raise
@@ -96,11 +100,14 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
         raise UnavailableError(f"{error.message}; {more}") from error
 
 
-def _secrets_of(config: Config) -> tuple[bytes, bytes]:
-    """The cluster's, or nothing: who only looks may lack them, and believes entries of anybody then."""
+def _known_of(config: Config) -> tuple[tuple[bytes, bytes], Fleet | None]:
+    """The cluster's secrets, and its authority, or nothing.
+
+    Who only looks may lack them, and believes entries of anybody then.
+    """
     with suppress(ConfigError):
-        return read_secrets(config.security)
-    return b"", b""
+        return read_secrets(config.security), open_fleet(config.security, RealEnv())
+    return (b"", b""), None
 
 
 @asynccontextmanager
@@ -110,11 +117,12 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
     Without the cluster's secret, which who only looks may lack, just what is on this machine is
     tried.
     """
-    secret, second = _secrets_of(config)
+    (secret, second), fleet = _known_of(config)
     options = TcpOptions.of(
         config.data_plane.tcp,
         secret=secret,
         second_secret=second,
+        fleet=fleet,
         connect_timeout_s=ASK_TIMEOUT_S,
     )
     async with open_request_plane(options, RealEnv()) as plane:

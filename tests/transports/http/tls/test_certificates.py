@@ -17,11 +17,8 @@ from tests.certificates import Authority
 from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
-from trinamo.transports.http.certificates import (
-    Certificates,
-    find_certificate_faults,
-    find_expiry,
-)
+from trinamo.transports.http.certificates import Certificates
+from trinamo.transports.sockets.certificates import find_expiry, key_faults
 
 
 @pytest.fixture
@@ -92,10 +89,10 @@ def test_a_locked_key_is_not_asked_for_at_the_terminal(
 
 def test_a_key_that_everybody_may_read_is_a_warning(pair: tuple[Path, Path]) -> None:
     pair[1].chmod(0o644)
-    (fault,) = find_certificate_faults(of(*pair))
+    (fault,) = key_faults("http.tls.key_file", str(pair[1]))
     assert "chmod 600" in fault
     pair[1].chmod(0o640)
-    assert find_certificate_faults(of(*pair)) == []
+    assert key_faults("http.tls.key_file", str(pair[1])) == []
 
 
 def test_a_key_without_a_certificate_is_refused() -> None:
@@ -182,20 +179,21 @@ async def test_new_handshakes_get_the_new_certificate_while_streams_go_on(
         await stream.do_handshake()
         return stream
 
-    expiry = "http_certificate_expiry_timestamp_seconds"
+    expiry = "certificate_expiry_timestamp_seconds"
+    broken = "certificate_renewal_broken"
     first = await connect()
     assert name_of(first) == "pair"
-    await running.wait_for(lambda: running.value(expiry) > 0)
+    await running.wait_for(lambda: running.value(expiry, use="http") > 0)
 
     pair[0].write_text("broken")
-    await running.wait_for(lambda: running.value("http_certificate_renewal_broken") == 1)
+    await running.wait_for(lambda: running.value(broken, use="http") == 1)
     async with await connect() as second:
         assert name_of(second) == "pair"
 
     certificate, key = authority.sign("renewed")
     pair[0].write_bytes(certificate.read_bytes())
     pair[1].write_bytes(key.read_bytes())
-    await running.wait_for(lambda: running.value("http_certificate_renewal_broken") == 0)
+    await running.wait_for(lambda: running.value(broken, use="http") == 0)
     async with await connect() as third:
         assert name_of(third) == "renewed"
     await first.send_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")

@@ -1,0 +1,292 @@
+"""A fleet's own authority: what of its files is refused, who may what, and renewal beside streams."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.transports.security.fleets import FleetOfTest
+from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
+from tests.transports.security.test_signed import ONE, VALUE, value
+from tests.transports.tcp.ends import eventually, options
+from tests.transports.tcp.test_greeting import NAME, greeted_by, listening
+from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
+from trinamo.runtime.metrics.metrics import Metrics
+from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.security.fleet import Fleet
+from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
+from trinamo.transports.security.signed import signed_control
+from trinamo.transports.sockets.wire import send_all
+from trinamo.transports.tcp.greeting import dial_member
+from trinamo.transports.tcp.sockets import TcpOptions
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FleetOfTest:
+    return FleetOfTest.make(tmp_path / "fleet")
+
+
+def using(member: Fleet) -> TcpOptions:
+    return options(secret=SECRET, fleet=member)
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+Spoil = Callable[[FleetOfTest, SecurityTlsConfig], SecurityTlsConfig | None]
+
+
+def _of_another(fleet: FleetOfTest, section: SecurityTlsConfig) -> SecurityTlsConfig:
+    other = FleetOfTest.make(fleet.directory / "other").section("worker")
+    return msgspec.structs.replace(section, authority_file=other.authority_file)
+
+
+def _key_of_another(fleet: FleetOfTest, section: SecurityTlsConfig) -> SecurityTlsConfig:
+    return msgspec.structs.replace(section, key_file=fleet.section("frontend").key_file)
+
+
+def _locked(_: FleetOfTest, section: SecurityTlsConfig) -> None:
+    assert section.key_file is not None
+    path, form = Path(section.key_file), serialization.PrivateFormat.PKCS8
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    lock = serialization.BestAvailableEncryption(b"secret")
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+
+
+def _ecdsa(_: FleetOfTest, section: SecurityTlsConfig) -> None:
+    assert section.key_file is not None
+    form, no = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key = ec.generate_private_key(ec.SECP256R1())
+    Path(section.key_file).write_bytes(key.private_bytes(serialization.Encoding.PEM, form, no))
+
+
+def _gone(_: FleetOfTest, section: SecurityTlsConfig) -> SecurityTlsConfig:
+    return msgspec.structs.replace(section, authority_file="/none")
+
+
+def _nothing(_: FleetOfTest, section: SecurityTlsConfig) -> None:
+    assert section.certificate_file is not None
+    Path(section.certificate_file).write_text("nothing")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_of_another, r"tls\.certificate_file: was issued by .* not in authority_file"),
+        (_key_of_another, r"tls\.key_file: is not the key of certificate_file"),
+        (_locked, r"tls\.key_file: the key is locked by a password"),
+        (_ecdsa, r"tls\.key_file: is no Ed25519 key.*certs issue"),
+        (_gone, r"security\.tls\.authority_file: /none: No such file"),
+        (_nothing, r"tls\.certificate_file: holds no certificate as PEM"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_with_a_sentence(
+    fleet: FleetOfTest, spoil: Spoil, said: str
+) -> None:
+    section = fleet.section("worker")
+    with pytest.raises(ConfigError, match=said):
+        Fleet.of(spoil(fleet, section) or section, RealEnv())
+
+
+def test_what_has_expired_is_refused(fleet: FleetOfTest) -> None:
+    section, now = fleet.section("worker", days=1), RealEnv().clock.wall()
+    with pytest.raises(ConfigError, match=r"certificate_file: expired on .* renew it"):
+        Fleet.of(section, SetEnv(SetClock(now + 1.1 * DAY_S)))
+    section = fleet.section("worker", days=30)
+    with pytest.raises(ConfigError, match=r"authority_file: expired on"):
+        Fleet.of(section, SetEnv(SetClock(now + 11 * DAY_S)))
+
+
+def test_the_authority_needs_all_its_files_and_the_secret_beside_it() -> None:
+    with pytest.raises(ValueError, match="certificate_file needs key_file and authority_file"):
+        SecurityTlsConfig(certificate_file="a")
+    tls = SecurityTlsConfig(certificate_file="a", key_file="b", authority_file="c")
+    with pytest.raises(ValueError, match=r"secret_file is null: .* NATS is sealed"):
+        SecurityConfig(tls=tls)
+
+
+# --- connections ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize(("dials", "listens"), [*itertools.product(Role, Role)])
+async def test_roles_decide_who_listens_and_who_asks(
+    fleet: FleetOfTest, purpose: Purpose, dials: Role, listens: Role
+) -> None:
+    ours, theirs = using(fleet.member(dials)), using(fleet.member(listens))
+    async with listening(theirs, purpose=purpose) as (address, refused):
+
+        async def dial() -> str:
+            with trio.fail_after(5):
+                wire, name = await dial_member(address, ours, RealEnv(), purpose)
+            wire.socket.close()
+            return name
+
+        if dials not in DIALS[purpose]:
+            with pytest.raises(ConnectError, match="a certificate of this role may not ask there"):
+                await dial()
+            await eventually(lambda: refused)
+            assert f"its certificate says {dials}, and {purpose} are for" in refused[0]
+        elif listens not in LISTENS[purpose]:
+            said = f"certificate says {listens}, and {purpose} are of"
+            with pytest.raises(ImpostorError, match=said):
+                await dial()
+        else:
+            assert await dial() == NAME
+
+
+async def test_a_frontend_is_no_worker_and_a_worker_is(fleet: FleetOfTest) -> None:
+    frontend = using(fleet.member("frontend"))
+    async with listening(using(fleet.member("worker"))) as (address, _):
+        assert await greeted_by(address, frontend) == (NAME, b"hear")
+    async with listening(using(fleet.member("frontend", name="another"))) as (address, _):
+        with pytest.raises(ImpostorError, match="says frontend, and requests are of prefill or w"):
+            await greeted_by(address, frontend)
+
+
+async def test_a_certificate_may_say_several_roles(fleet: FleetOfTest) -> None:
+    both = using(fleet.member("frontend", "worker"))
+    async with listening(both) as (address, _):
+        assert await greeted_by(address, both) == (NAME, b"hear")
+
+
+async def test_who_has_the_secret_alone_speaks_to_nobody_of_the_fleet(fleet: FleetOfTest) -> None:
+    member, outsider = using(fleet.member("worker")), options(secret=SECRET)
+    for dials, listens in ((member, outsider), (outsider, member)):
+        async with listening(listens) as (address, refused):
+            with pytest.raises(ConnectError, match="is another"):
+                await greeted_by(address, dials)
+            await eventually(lambda: refused)
+
+
+async def test_a_certificate_of_another_authority_speaks_to_nobody(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    member = using(fleet.member("worker"))
+    outsider = using(FleetOfTest.make(tmp_path / "other").member("worker"))
+    for dials, listens in ((member, outsider), (outsider, member)):
+        async with listening(listens) as (address, refused):
+            with pytest.raises(ConnectError, match=r"tls\.authority_file is another"):
+                await greeted_by(address, dials)
+            await eventually(lambda: refused)
+
+
+async def test_a_peer_whose_certificate_has_expired_is_told_apart(fleet: FleetOfTest) -> None:
+    """It was valid when that process read it."""
+    clock = SetClock(RealEnv().clock.wall())
+    member, late = fleet.member("worker", days=1), fleet.member("worker", env=SetEnv(clock), days=9)
+    clock.at += 2 * DAY_S
+    async with listening(using(member)) as (address, _):
+        with pytest.raises(ConnectError, match="was not renewed, or the clocks"):
+            await greeted_by(address, using(late))
+
+
+# --- renewal -------------------------------------------------------------------------------------------
+
+
+async def test_new_connections_show_the_new_certificate_while_a_stream_goes_on(
+    fleet: FleetOfTest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinamo.transports.security.fleet._RENEWAL_INTERVAL_S", 0.01)
+    worker, frontend = fleet.member("worker"), using(fleet.member("frontend"))
+    metrics, before = Metrics(RealEnv()), worker.certificate
+    assert before.expires_at - RealEnv().clock.wall() < DAY_S
+    async with listening(using(worker)) as (address, _), trio.open_nursery() as nursery:
+        nursery.start_soon(worker.keep, metrics)
+        wire, _ = await dial_member(address, frontend, RealEnv(), Purpose.REQUESTS)
+
+        async def echo() -> bytes:
+            assert wire.seal is not None
+            await send_all(wire, wire.seal(b"a token"))
+            return await wire.receive(100)
+
+        assert await echo() == b"a token"
+        fleet.section("worker", days=9)
+        await eventually(lambda: worker.certificate.shown != before.shown)
+        await eventually(
+            lambda: (
+                metrics.value("certificate_expiry_timestamp_seconds", use="members")
+                == worker.certificate.expires_at
+            )
+        )
+        assert await echo() == b"a token"
+        assert await greeted_by(address, frontend) == (NAME, b"hear")
+        assert [m for m in caplog.messages if "renew it" in m] == [
+            f"the certificate of {fleet.directory}/worker.pem expires in 24 hours: renew it"
+        ]
+
+        await trio.Path(fleet.directory / "worker.pem").write_text("half")
+        await eventually(lambda: metrics.value("certificate_renewal_broken", use="members") == 1)
+        assert await greeted_by(address, frontend) == (NAME, b"hear")
+        wire.socket.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_authority_takes_another_s_place_while_both_are_in_the_file(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    """Each step is one file that changes; neighbouring steps speak."""
+    new = FleetOfTest.make(tmp_path / "new")
+    both = tmp_path / "both.pem"
+    with both.open("wb") as out:
+        for each in (fleet, new):
+            with (each.directory / "authority.pem").open("rb") as pem:
+                shutil.copyfileobj(pem, out)
+    of_old, of_new = fleet.section("worker"), new.section("worker")
+    steps = [
+        Fleet.of(each, RealEnv())
+        for each in (
+            of_old,
+            msgspec.structs.replace(of_old, authority_file=str(both)),
+            msgspec.structs.replace(of_new, authority_file=str(both)),
+            of_new,
+        )
+    ]
+    for before, after in itertools.pairwise(steps):
+        for dials, listens in ((before, after), (after, before)):
+            async with listening(using(listens)) as (address, _):
+                assert await greeted_by(address, using(dials)) == (NAME, b"hear")
+
+
+# --- entries -------------------------------------------------------------------------------------------
+
+
+def plane(store: MemoryStore, member: Fleet | None) -> ControlPlane:
+    return signed_control(MemoryControlPlane(store), RealEnv(), [SECRET], member)
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("prefix", [*WRITES, "ns/nixl_metadata/"])
+async def test_an_entry_counts_by_the_role_of_who_signed_it(
+    fleet: FleetOfTest, prefix: str, role: Role
+) -> None:
+    store, key = MemoryStore(), f"{prefix}a/{ONE.id}"
+    await plane(store, fleet.member(role)).put(key, b"{}")
+    entry = await plane(store, fleet.member("operator", name="reader")).get(key)
+    assert entry is not None
+    may = role in WRITES.get(prefix, {Role.WORKER, Role.PREFILL})
+    assert isinstance(entry.value, Unsigned) is not may
+    if isinstance(entry.value, Unsigned):
+        assert f"role/{role} may not write it" in entry.value.fault
+
+
+async def test_the_secret_alone_signs_nothing_that_a_fleet_believes(fleet: FleetOfTest) -> None:
+    store = MemoryStore()
+    await plane(store, None).put(ONE.key, VALUE)
+    assert isinstance(await value(plane(store, fleet.member("frontend"))), Unsigned)

@@ -1,0 +1,240 @@
+"""What a process shows where a fleet has an authority of its own: the certificate of `security.tls`.
+
+It stands in place of what processes issue themselves from the secret (`identity.py`), on connections and
+under what they write to etcd. No process has the authority's key, so a certificate says what its
+holder may do, and for whom it is not the secret alone that counts. It names a role, and
+no instance: which instance listens is what the holder says inside the connection, and nobody
+between can change that.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from trinamo.runtime.env import Env
+from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
+from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.transports.sockets.certificates import (
+    CertificateFiles,
+    keep_renewed,
+    key_faults,
+    locked_key,
+    read_pem,
+)
+from trinamo.transports.sockets.tls import TlsSession
+
+from .identity import Contexts, contexts_of, has_issued, names_of, session_of
+from .roles import DIALS, LISTENS, Role, role_names, roles_in
+
+if TYPE_CHECKING:
+    from trinamo.runtime.config.config import SecurityTlsConfig
+    from trinamo.runtime.metrics.metrics import Metrics
+
+_log = logging.getLogger("trinamo.tcp")
+_KEY: Final = "security.tls"
+_RENEWAL_INTERVAL_S: Final = 5.0
+_SHOWN_BYTES_MAX: Final = 1400
+"""Of a certificate, which stands behind each entry that is signed with it."""
+
+
+@attrs.frozen
+class FleetCertificate:
+    """What the files hold."""
+
+    contexts: Contexts = attrs.field(repr=False)
+    key: Ed25519PrivateKey = attrs.field(repr=False)
+    shown: bytes
+    """The certificate as DER."""
+    authorities: tuple[str, ...]
+    """Each as PEM."""
+    roles: frozenset[Role]
+    expires_at: float
+
+
+class Fleet:
+    """See `Shown`; one for all that a process does.
+
+    Args:
+        load: What makes it of files; raises `ConfigError`.
+        names: Of these files. None: it never changes.
+    """
+
+    def __init__(
+        self, load: Callable[[], FleetCertificate], env: Env, names: Sequence[str] = ()
+    ) -> None:
+        self._env = env
+        self._files = CertificateFiles(load, _log, *names)
+
+    @classmethod
+    def of(cls, section: SecurityTlsConfig, env: Env) -> Fleet:
+        """Of the files of `security.tls`; `ConfigError` says why they cannot be used."""
+        keys = ("certificate_file", "key_file", "authority_file")
+        names = [getattr(section, key) for key in keys]
+        for fault in key_faults(f"{_KEY}.key_file", section.key_file):
+            _log.warning(fault)
+
+        def load() -> FleetCertificate:
+            texts = [read_pem(f"{_KEY}.{key}", name) for key, name in zip(keys, names, strict=True)]
+            return fleet_certificate(*texts, now=env.clock.wall())
+
+        return cls(load, env, names)
+
+    @property
+    def certificate(self) -> FleetCertificate:
+        """The one in use."""
+        return self._files.loaded
+
+    async def keep(self, metrics: Metrics) -> None:
+        """Look for a renewed one, and tell when it ends; until cancelled."""
+        await keep_renewed(self._files, metrics, "members", _RENEWAL_INTERVAL_S)
+
+    def check_serving(self) -> None:
+        """Raise `ConfigError` if nobody would believe that this process takes requests."""
+        roles, wanted = self.certificate.roles, LISTENS[Purpose.REQUESTS]
+        if not roles & wanted:
+            raise _fault(
+                "certificate_file",
+                f"says {role_names(roles)}, and this process is to take requests, which a"
+                f" {role_names(wanted)} does; give it a certificate of its own",
+            )
+
+    def session(self, *, dials: bool) -> TlsSession:
+        """See `Shown`."""
+        return session_of(self.certificate.contexts, dials=dials)
+
+    def peer_of(self, session: TlsSession) -> list[str]:
+        """See `Shown`."""
+        return names_of(session, self._env.clock.wall())
+
+    def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
+        """See `Shown`."""
+        check_dialler(peer, purpose)
+
+    def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
+        """See `Shown`: who has the role may say which instance it is."""
+        del name
+        check_listener(peer, purpose)
+
+
+def check_dialler(peer: Sequence[str], purpose: Purpose) -> None:
+    """Raise `ConnectError` if none of the peer's roles may ask for this."""
+    roles, wanted = roles_in(peer), DIALS[purpose]
+    if not roles & wanted:
+        raise ConnectError(
+            f"its certificate says {role_names(roles)}, and {purpose} are for {role_names(wanted)}"
+        )
+
+
+def check_listener(peer: Sequence[str], purpose: Purpose) -> None:
+    """Raise `ImpostorError` if none of the peer's roles may listen for this."""
+    roles, wanted = roles_in(peer), LISTENS[purpose]
+    if not roles & wanted:
+        raise ImpostorError(
+            f"its certificate says {role_names(roles)}, and {purpose} are of {role_names(wanted)}"
+        )
+
+
+def fleet_certificate(
+    certificate_text: str, key_text: str, authority_text: str, *, now: float
+) -> FleetCertificate:
+    """What PEM text holds; `ConfigError` says why a process could do nothing with it."""
+    certificate = _parsed("certificate_file", certificate_text)[0]
+    authorities = _parsed("authority_file", authority_text)
+    key = _key_of(key_text)
+    if certificate.public_key() != key.public_key():
+        raise _fault("key_file", "is not the key of certificate_file; give both files of one")
+    issuer = next((each for each in authorities if has_issued(each, certificate)), None)
+    if issuer is None:
+        raise _fault(
+            "certificate_file",
+            f"was issued by {certificate.issuer.rfc4514_string()}, whose certificate is not in"
+            " authority_file; put the one that issued it there",
+        )
+    for file, each in (("certificate_file", certificate), ("authority_file", issuer)):
+        if each.not_valid_after_utc.timestamp() <= now:
+            end = f"{each.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+            raise _fault(file, f"expired on {end}; renew it (`trinamo certs issue`)")
+    roles = roles_in(_uris(certificate))
+    if not roles:
+        raise _fault(
+            "certificate_file",
+            f"says no role; it needs a URI such as {Role.WORKER.uri} among its alternative names"
+            " (`trinamo certs issue --role`)",
+        )
+    shown = certificate.public_bytes(Encoding.DER)
+    if len(shown) > _SHOWN_BYTES_MAX:
+        raise _fault(
+            "certificate_file",
+            f"holds {len(shown)} bytes, and {_SHOWN_BYTES_MAX} are the most: it stands behind each"
+            " entry of etcd; give it fewer names, or an authority with an Ed25519 or ECDSA key",
+        )
+    try:
+        contexts = contexts_of(certificate_text.encode(), key_text.encode(), authority_text)
+        _try_out(contexts)
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or error.reason
+        raise _fault(
+            "certificate_file", f"is none for both ends of a connection ({why})"
+        ) from error
+    return FleetCertificate(
+        contexts,
+        key,
+        shown,
+        tuple(each.public_bytes(Encoding.PEM).decode() for each in authorities),
+        roles,
+        min(each.not_valid_after_utc.timestamp() for each in (certificate, issuer)),
+    )
+
+
+def _fault(file: str, what: str) -> ConfigError:
+    return ConfigError(f"{_KEY}.{file}: {what}")
+
+
+def _parsed(file: str, text: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(text.encode())
+    except ValueError as error:
+        raise _fault(file, "holds no certificate as PEM") from error
+
+
+def _key_of(text: str) -> Ed25519PrivateKey:
+    try:
+        key = load_pem_private_key(text.encode(), None)
+    except TypeError as error:
+        raise locked_key(f"{_KEY}.key_file") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _fault("key_file", "holds no private key as PEM") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _fault(
+            "key_file",
+            "is no Ed25519 key, with which processes sign what they write to etcd; have one made"
+            " (`trinamo certs issue`; cert-manager: privateKey.algorithm: Ed25519)",
+        )
+    return key
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return names.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _try_out(contexts: Contexts) -> None:
+    """Shake hands with ourselves, as both ends; `ssl.SSLError` is what others would raise."""
+    dials, listens = (session_of(contexts, dials=each) for each in (True, False))
+    data, is_done = b"", False
+    while not is_done:
+        dials.shake(data)
+        is_done = listens.shake(dials.pending())
+        data = listens.pending()

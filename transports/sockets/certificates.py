@@ -1,0 +1,216 @@
+"""Certificates in files: read, and read again when they have been renewed.
+
+Each reading makes a new context, so a handshake sees one whole certificate or another, and streams
+under way are not touched. What this file does not do: say what is in a context.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import stat
+from calendar import timegm
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import trio
+
+from trinamo.runtime.config.keys import look_at
+from trinamo.runtime.errors import ConfigError
+from trinamo.runtime.metrics.metrics import Metrics
+
+WARNED_S: Final = 7 * 86400.0
+"""So long before its end the log warns of a certificate."""
+_PEM_END: Final = "-----END CERTIFICATE-----"
+_PEM_START: Final = "-----BEGIN CERTIFICATE-----"
+
+
+class Expires(Protocol):
+    """What was made of the files."""
+
+    @property
+    def expires_at(self) -> float:
+        """When the certificate ends, in seconds since 1970."""
+
+
+T = TypeVar("T", bound=Expires)
+
+
+class CertificateFiles(Generic[T]):
+    """What `load` makes of files, and makes again when they have changed.
+
+    Raises `ConfigError`, with a sentence that says what to do, if they cannot be used.
+    """
+
+    def __init__(self, load: Callable[[], T], log: logging.Logger, *names: str | None) -> None:
+        self._load, self._log, self._names = load, log, names
+        # Looked at before they are read: what changes in between is seen the next time.
+        self._seen = look_at(*self._names)
+        self.loaded = load()
+        """Of the files as they were when they could last be used."""
+        self.is_renewal_broken = False
+        """The files have changed since, into something that cannot be used."""
+
+    @property
+    def expires_at(self) -> float:
+        """When the certificate in use ends, in seconds since 1970."""
+        return self.loaded.expires_at
+
+    def warn(self, left_s: float) -> None:
+        """Say in the log that so little is left."""
+        when = f"expires in {left_s / 3600:.0f} hours" if left_s > 0 else "has expired"
+        self._log.warning("the certificate of %s %s: renew it", self._names[0], when)
+
+    def renew(self) -> None:
+        """Read the files again if they have changed.
+
+        A file that cannot be used is one line in the log, and what was read before stays. Reads
+        the disk: a few names each time, some kilobytes if they have changed.
+        """
+        seen = look_at(*self._names)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self.loaded = self._load()
+        except ConfigError as error:
+            self.is_renewal_broken = True
+            text = "the certificate was not renewed, the old one stays: %s"
+            self._log.error(text, error.message)
+            return
+        self.is_renewal_broken = False
+        self._log.info("the certificate of %s is renewed", self._names[0])
+
+
+class CertificateSeries:
+    """Of one use that a process has for a certificate: `http`, or `members`."""
+
+    def __init__(self, metrics: Metrics, use: str) -> None:
+        self._expiry = metrics.counts(
+            "certificate_expiry_timestamp_seconds",
+            "When the certificate in use ends, in Unix time",
+            "use",
+            may_fall=True,
+        ).tally(use)
+        self._is_broken = metrics.counts(
+            "certificate_renewal_broken",
+            "1 while the certificate's files have changed and cannot be used",
+            "use",
+            may_fall=True,
+        ).tally(use)
+
+    def tell(self, files: CertificateFiles[Any]) -> None:
+        """How they are now."""
+        self._expiry.value = files.expires_at
+        self._is_broken.value = files.is_renewal_broken
+
+
+async def keep_renewed(
+    files: CertificateFiles[Any], metrics: Metrics, use: str, interval_s: float
+) -> None:
+    """Look for a new certificate from time to time, and tell of the one in use; until cancelled."""
+    told = CertificateSeries(metrics, use)
+    warned_of = 0.0
+    while True:
+        told.tell(files)
+        left_s = files.expires_at - metrics.clock.wall()
+        if left_s < WARNED_S and warned_of != files.expires_at:
+            warned_of = files.expires_at
+            files.warn(left_s)
+        await trio.sleep(interval_s)
+        files.renew()
+
+
+def read_pem(key: str, name: str) -> str:
+    """The text of the file `name`, of the configuration's `key`; `ConfigError` if it cannot be read."""
+    try:
+        return Path(name).read_text("ascii", errors="replace")
+    except OSError as error:
+        advice = "" if isinstance(error, FileNotFoundError) else "; the process needs to read it"
+        raise ConfigError(f"{key}: {name}: {error.strerror}{advice}") from error
+
+
+def locked_key(key: str) -> ConfigError:
+    """Of a private key, at `key` of the configuration, that wants a password."""
+    return ConfigError(
+        f"{key}: the key is locked by a password; unlock it with"
+        " `openssl pkey -in key.pem -out unlocked.pem`"
+    )
+
+
+def key_faults(key: str, name: str | None) -> list[str]:
+    """What is allowed but not wise about the private key in the file `name`; empty if nothing."""
+    try:
+        mode = 0 if name is None else Path(name).stat().st_mode
+    except OSError:
+        return []
+    if mode & stat.S_IROTH:
+        return [f"{key}: everybody on this machine may read {name}; chmod 600 it"]
+    return []
+
+
+def first_of(chain: str) -> bytes:
+    """The first certificate of PEM text, as DER. Raises `ValueError` if there is none."""
+    first = chain[chain.index(_PEM_START) : chain.index(_PEM_END)] + _PEM_END
+    return ssl.PEM_cert_to_DER_cert(first)
+
+
+SEQUENCE: Final = 0x30
+EXPLICIT_VERSION: Final = 0xA0
+UTC_TIME: Final = 0x17
+GENERALIZED_TIME: Final = 0x18
+_TIME: Final = re.compile(rb"(\d{2}|\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
+_CENTURY_STARTS: Final = 50
+"""A year of two digits below this is of the 2000s (RFC 5280, section 4.1.2.5.1)."""
+
+
+def find_expiry(der: bytes) -> float:
+    """The end of a certificate's validity, in seconds since 1970 (RFC 5280, section 4.1).
+
+    Python's `ssl` tells it of peers' certificates only.
+
+    Raises `ValueError` for bytes that are no certificate.
+    """
+    certificate = _enter(der, 0, SEQUENCE)
+    at = _enter(der, certificate, SEQUENCE)
+    if der[at : at + 1] == bytes([EXPLICIT_VERSION]):
+        at = _skip(der, at)
+    # The serial number, the signature's algorithm, the issuer; then the validity.
+    for _ in range(3):
+        at = _skip(der, at)
+    at = _skip(der, _enter(der, at, SEQUENCE))
+    tag, start, end = _element(der, at)
+    time = _TIME.fullmatch(der[start:end])
+    if tag not in (UTC_TIME, GENERALIZED_TIME) or time is None:
+        raise ValueError("the certificate's end is no time")
+    year, month, day, hour, minute, second = map(int, time.groups())
+    if tag == UTC_TIME:
+        year += 2000 if year < _CENTURY_STARTS else 1900
+    return float(timegm((year, month, day, hour, minute, second)))
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Tag, start and end of the contents of the element at `at`."""
+    if at + 2 > len(der):
+        raise ValueError("the certificate is cut short")
+    tag, size, start = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        count = size & 0x7F
+        size = int.from_bytes(der[start : start + count], "big")
+        start += count
+    if start + size > len(der):
+        raise ValueError("the certificate is cut short")
+    return tag, start, start + size
+
+
+def _enter(der: bytes, at: int, wanted: int) -> int:
+    tag, start, _ = _element(der, at)
+    if tag != wanted:
+        raise ValueError("this is no certificate")
+    return start
+
+
+def _skip(der: bytes, at: int) -> int:
+    return _element(der, at)[2]
