@@ -120,7 +120,7 @@ async def open_site(
     config = merged(CONFIG, **more)
     with open_machines(folder, {"one": 1, "two": 1, "between": 1}, {}) as machines:
         one, two, third = machines.values()
-        addresses = dict.fromkeys(("etcd", "nats"), one.address)
+        addresses = {"etcd": one.address, "nats": one.address}
         write_secret(folder / "cluster.secret")
         for machine in (one, two):
             with (machine.etc / "hosts").open("a") as file:

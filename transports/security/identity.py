@@ -49,18 +49,22 @@ class Shown(Protocol):
 
     def session(self, *, dials: bool) -> TlsSession:
         """A session of its own for each connection, with what is valid now."""
+        ...
 
     def peer_of(self, session: TlsSession) -> list[str]:
         """Who is at the other end, once hands were shaken. Raises `ConnectError` if it is out of date."""
+        ...
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         """Raise `ConnectError` if who dialled may not ask for this."""
+        ...
 
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """Raise `ImpostorError` if who listens, and says that it is `name`, is somebody else.
 
         Or if it may not listen for this.
         """
+        ...
 
 
 class Authority:

@@ -33,6 +33,7 @@ class Expires(Protocol):
     @property
     def expires_at(self) -> float:
         """When the certificate ends, in seconds since 1970."""
+        ...
 
 
 T = TypeVar("T", bound=Expires)
