@@ -21,7 +21,7 @@ import trio
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ...protocol.transfer.description import decode_description, decode_descriptions
-from ...protocol.undecodable import UNDECODABLE, check_signed
+from ...protocol.undecodable import UNDECODABLE, Unsigned, check_signed
 from .routes import RoutedMemory
 
 NIXL_METADATA_KEY: Final = "nixl_metadata"
@@ -214,7 +214,9 @@ class NixlMetadataStore:
         for entry in entries:
             engine_id = entry.key.removeprefix(self._key_prefix)
             known = self._cached.get(engine_id)
-            if known is None or known.mod_revision >= entry.mod_revision:
+            is_news = known is not None and known.mod_revision < entry.mod_revision
+            # Where no member signed it, what one said before stays in force.
+            if known is None or not is_news or isinstance(entry.value, Unsigned):
                 continue
             del self._cached[engine_id]
             try:

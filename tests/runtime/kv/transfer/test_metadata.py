@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from trinamo.runtime.kv.transfer.metadata import (
     METADATA_BYTES_MAX,
@@ -21,6 +22,7 @@ from trinamo.runtime.protocol.transfer.description import (
     encode_descriptions,
 )
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.security.signed import signed_control
 
 
 def described(agent: str, length: int = 4096) -> bytes:
@@ -256,3 +258,30 @@ async def test_what_was_dropped_is_read_again(
     assert (await store.get("e")).agent_name == "a1", "no watch runs, so the cache is believed"
     store.drop("e")
     assert (await store.get("e")).agent_name == "a2"
+
+
+async def test_metadata_that_no_member_signed_are_none_and_end_nobody(
+    control: ControlPlane, autojump_clock: MockClock
+) -> None:
+    """Somebody may write to etcd: his memory is not asked, and whose key he took stays known."""
+    members = signed_control(control, RealEnv(), [bytes(range(32))])
+    writer, reader = (NixlMetadataStore("dynamo", members) for _ in range(2))
+    his = writer.encode("e", metadata("e", "his"))
+    await control.put("dynamo/nixl_metadata/e", his)
+    with pytest.raises(RemoteProtocolError, match="has no signature"):
+        await reader.get("e")
+    await writer.put("e", metadata("e", "a1"), lease_id=0)
+    gone: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.watch, gone.append)
+        await trio.sleep(1)
+        assert (await reader.get("e")).agent_name == "a1"
+        await control.put("dynamo/nixl_metadata/e", his)
+        await trio.sleep(1)
+        assert (await reader.get("e")).agent_name == "a1"
+        assert gone == []
+        await writer.put("e", metadata("e", "a2"), lease_id=0)
+        await trio.sleep(1)
+        assert (await reader.get("e")).agent_name == "a2"
+        assert gone == ["a1"]
+        nursery.cancel_scope.cancel()
