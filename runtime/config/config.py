@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
+from msgspec.structs import force_setattr, replace
 
 from ..errors import ConfigError
 from .http import HttpConfig
@@ -223,6 +224,19 @@ class Config(Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     traces: TracesConfig = TracesConfig()
     tracing: TracingConfig = TracingConfig()
+
+    def __post_init__(self) -> None:
+        """A fleet's authority is that of its etcd and NATS, too, unless they name another."""
+        authority_file = self.security.tls.authority_file
+        if authority_file is None:
+            return
+        for name, server in (("control_plane", "etcd"), ("event_plane", "nats")):
+            plane = getattr(self, name)
+            section = getattr(plane, server)
+            if section.tls.enabled and section.tls.ca_file is None:
+                tls = replace(section.tls, ca_file=authority_file)
+                section = replace(plane, **{server: replace(section, tls=tls)})
+                force_setattr(self, name, section)
 
 
 def check_files(config: Config) -> None:

@@ -56,9 +56,12 @@ class TlsConfig(Section, frozen=True, kw_only=True):
     """TLS towards a plane's servers."""
 
     enabled: Annotated[bool, about("Speak TLS to the servers.")] = False
-    ca_file: Annotated[Text | None, about("Certificates to trust; null: those of the system.")] = (
-        None
-    )
+    ca_file: Annotated[
+        Text | None,
+        about(
+            "Certificates to trust; null: `security.tls.authority_file`, else those of the system."
+        ),
+    ] = None
     cert_file: Annotated[Text | None, about("Our own certificate; needs `key_file`.")] = None
     key_file: Annotated[Text | None, about("The key of `cert_file`.")] = None
     server_name: Annotated[

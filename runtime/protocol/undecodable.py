@@ -22,8 +22,9 @@ a `RemoteProtocolError` or `RequestError`.
 
 
 UNSIGNED_REMEDY: Final = (
-    "nobody looks at it. Start its process with this cluster's security.secret_file and this build;"
-    " if it is nobody's, delete it, and see who may write to etcd"
+    "nobody looks at it. Start its process with this cluster's security.secret_file (with security.tls,"
+    " and a certificate of its role) and this build; if it is nobody's, delete it, and see who may"
+    " write to etcd"
 )
 
 

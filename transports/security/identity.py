@@ -268,4 +268,5 @@ class Identity:
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """See `Shown`."""
         if [*peer] != [purpose.uri(name)]:
-            raise ImpostorError(f"it calls itself {name!r}, but its certificate says {peer[0]}")
+            said = ", ".join(peer) or "nothing"
+            raise ImpostorError(f"it calls itself {name!r}, but its certificate says {said}")

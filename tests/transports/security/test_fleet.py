@@ -17,13 +17,13 @@ from tests.transports.security.fleets import FleetOfTest
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
 from tests.transports.security.test_signed import ONE, VALUE, value
 from tests.transports.tcp.ends import eventually, options
-from tests.transports.tcp.test_greeting import NAME, greeted_by, listening
-from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig
+from tests.transports.tcp.test_greeting import NAME, between, flipping, greeted_by, listening
+from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig, load_config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes import ControlPlane
-from trinamo.runtime.protocol.streams.membership import Purpose
+from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
@@ -121,6 +121,16 @@ def test_the_authority_needs_all_its_files_and_the_secret_beside_it() -> None:
         SecurityConfig(tls=tls)
 
 
+def test_etcd_and_nats_have_the_same_authority_unless_told_otherwise() -> None:
+    tls = {f"security.tls.{key}_file": key for key in ("certificate", "key", "authority")}
+    given = {"security.secret_file": "secret", "control_plane.etcd.tls.enabled": True}
+    given |= {"event_plane.nats.tls.enabled": True, "event_plane.nats.tls.ca_file": "other"}
+    config = load_config(overrides=given | tls, environ={})
+    assert config.control_plane.etcd.tls.ca_file == "authority"
+    assert config.event_plane.nats.tls.ca_file == "other"
+    assert load_config(overrides=given, environ={}).control_plane.etcd.tls.ca_file is None
+
+
 # --- connections ---------------------------------------------------------------------------------------
 
 
@@ -158,6 +168,21 @@ async def test_a_frontend_is_no_worker_and_a_worker_is(fleet: FleetOfTest) -> No
     async with listening(using(fleet.member("frontend", name="another"))) as (address, _):
         with pytest.raises(ImpostorError, match="says frontend, and requests are of prefill or w"):
             await greeted_by(address, frontend)
+
+
+async def test_who_hands_connections_on_to_another_worker_hands_on_its_name(
+    fleet: FleetOfTest,
+) -> None:
+    """Which callers compare with the one they mean; nobody between can change it."""
+    frontend = using(fleet.member("frontend"))
+    async with listening(using(fleet.member("worker")), name="another") as (address, _):
+        async with between(address, lambda data, _: data) as middle:
+            name, _ = await greeted_by(middle, frontend)
+        assert name == "another"
+        for place in (HELLO_BYTES - 1, HELLO_BYTES + 5, 600):
+            async with between(address, flipping(place)) as middle:
+                with pytest.raises(ConnectError):
+                    await greeted_by(middle, using(fleet.member("frontend")))
 
 
 async def test_a_certificate_may_say_several_roles(fleet: FleetOfTest) -> None:
