@@ -23,7 +23,8 @@ from trinamo.runtime.protocol.streams.response_stream import WorkerHalf
 from trinamo.runtime.worker.endpoint import DecodedInput
 from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.http import server
-from trinamo.transports.security import fleet, identity
+from trinamo.transports.security import identity
+from trinamo.transports.security.fleet import Fleet
 from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams.channel import Channel
@@ -187,7 +188,7 @@ def proof_unchecked() -> list[Patch]:
     return [(identity, "authority_of", lambda _: same)]
 
 
-@instead_of(fleet, "check_dialler")
+@instead_of(Fleet, "check_dialler")
 def diallers_role_unread(*_: Any) -> None:
     """Whoever has a certificate of the fleet may ask for everything."""
 

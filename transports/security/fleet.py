@@ -2,8 +2,7 @@
 
 It stands in place of what processes issue themselves from the secret (`identity.py`), on connections and
 under what they write to etcd. No process has the authority's key, so a certificate says what its
-holder may do, and for whom it is not the secret alone that counts. It names a role, and
-no instance: which instance listens is what the holder says inside the connection, and nobody
+holder may do (`roles.py`). It names a role, and no instance: which instance listens is what the holder says inside the connection, and nobody
 between can change that.
 """
 
@@ -117,30 +116,22 @@ class Fleet:
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         """See `Shown`."""
-        check_dialler(peer, purpose)
+        roles, wanted = roles_in(peer), DIALS[purpose]
+        if not roles & wanted:
+            raise ConnectError(
+                f"its certificate says {role_names(roles)}, and {purpose} are for"
+                f" {role_names(wanted)}"
+            )
 
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """See `Shown`: who has the role may say which instance it is."""
         del name
-        check_listener(peer, purpose)
-
-
-def check_dialler(peer: Sequence[str], purpose: Purpose) -> None:
-    """Raise `ConnectError` if none of the peer's roles may ask for this."""
-    roles, wanted = roles_in(peer), DIALS[purpose]
-    if not roles & wanted:
-        raise ConnectError(
-            f"its certificate says {role_names(roles)}, and {purpose} are for {role_names(wanted)}"
-        )
-
-
-def check_listener(peer: Sequence[str], purpose: Purpose) -> None:
-    """Raise `ImpostorError` if none of the peer's roles may listen for this."""
-    roles, wanted = roles_in(peer), LISTENS[purpose]
-    if not roles & wanted:
-        raise ImpostorError(
-            f"its certificate says {role_names(roles)}, and {purpose} are of {role_names(wanted)}"
-        )
+        roles, wanted = roles_in(peer), LISTENS[purpose]
+        if not roles & wanted:
+            raise ImpostorError(
+                f"its certificate says {role_names(roles)}, and {purpose} are of"
+                f" {role_names(wanted)}"
+            )
 
 
 def fleet_certificate(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from tests.transports.security.fleets import FleetOfTest
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
@@ -27,7 +28,8 @@ from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.fleet import Fleet
+from trinamo.transports.security.fleet import Fleet, fleet_certificate
+from trinamo.transports.security.identity import Authority
 from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.sockets.wire import send_all
@@ -108,9 +110,15 @@ def test_what_has_expired_is_refused(fleet: FleetOfTest) -> None:
     section, now = fleet.section("worker", days=1), RealEnv().clock.wall()
     with pytest.raises(ConfigError, match=r"certificate_file: expired on .* renew it"):
         Fleet.of(section, SetEnv(SetClock(now + 1.1 * DAY_S)))
-    section = fleet.section("worker", days=30)
+    with pytest.raises(ConfigError, match=r"--days is 30, and the authority itself ends on"):
+        fleet.section("worker", days=30)
+    end = datetime.fromtimestamp(now + DAY_S, UTC)
+    authority = Authority.make(ed25519.Ed25519PrivateKey.generate(), last=end)
+    certificate, key = authority.issue([Role.WORKER.uri], RealEnv(), after_s=3 * DAY_S)
     with pytest.raises(ConfigError, match=r"authority_file: expired on"):
-        Fleet.of(section, SetEnv(SetClock(now + 11 * DAY_S)))
+        fleet_certificate(
+            certificate.decode(), key.decode(), authority.certificate, now=now + 2 * DAY_S
+        )
 
 
 def test_the_authority_needs_all_its_files_and_the_secret_beside_it() -> None:

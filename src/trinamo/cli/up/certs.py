@@ -27,6 +27,7 @@ certs_app = typer.Typer(
 )
 SECRET_BITS: Final = 256
 KEY_BYTES: Final = 32
+DAY_S: Final = 86400.0
 AUTHORITY: Final = "authority"
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9.-]{0,59}"
 EARLIER_S: Final = 3600.0
@@ -40,9 +41,7 @@ def write_secret(path: Path) -> None:
     """
     from trinamo.runtime.env import RealEnv
 
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{RealEnv().rng.getrandbits(SECRET_BITS):064x}\n")
+    _write(path, f"{RealEnv().rng.getrandbits(SECRET_BITS):064x}\n".encode(), 0o600)
 
 
 def write_authority(directory: Path, days: float) -> None:
@@ -100,8 +99,14 @@ def issue_certificate(directory: Path, roles: Sequence[str], name: str, days: fl
         ) from error
     if not isinstance(key, Ed25519PrivateKey) or key.public_key() != shown.public_key():
         raise ConfigError(f"{directory}: {AUTHORITY}.key is not the key of {AUTHORITY}.pem")
+    env, end = RealEnv(), shown.not_valid_after_utc
+    if env.clock.wall() + days * DAY_S > end.timestamp():
+        raise ConfigError(
+            f"--days is {days:g}, and the authority itself ends on {end:%Y-%m-%d}: give fewer, or"
+            " make another one"
+        )
     certificate, own_key = Authority(key, shown).issue(
-        uris, RealEnv(), name=name, before_s=EARLIER_S, after_s=days * 86400
+        uris, env, name=name, before_s=EARLIER_S, after_s=days * DAY_S
     )
     # A process that reads one of both before the other is written waits for the next look.
     for suffix, data, mode in ((".key", own_key, 0o600), (".pem", certificate, 0o644)):
