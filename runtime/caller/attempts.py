@@ -76,19 +76,19 @@ class StreamAttempt(Attempt):
         openings: Deadlines[StreamAttempt],
         rng: random.Random,
     ) -> None:
-        super().__init__(instance, context, router, asked)
+        self.registration = plane.register(context)
+        self.channel = self.registration.channel
+        try:
+            super().__init__(instance, context, router, asked)
+        except BaseException:
+            self.registration.close()
+            raise
         self.input: InputRegistration | None = None
         self._plane, self._openings, self._rng = plane, openings, rng
         self._delivery: PostedRequest | None = None
         self._sending: trio.CancelScope | None = None
         """While it waits for room."""
         self._error: DisconnectedError | None = None
-        try:
-            self.registration = plane.register(context)
-        except BaseException as error:
-            super().close(error)
-            raise
-        self.channel = self.registration.channel
 
     def close(self, error: BaseException | None = None) -> None:
         """It is over; the worker is told to end what it still does."""

@@ -68,7 +68,8 @@ class InstanceRecord(Liveness):
         self.moves = 0
         """How often it has registered under other addresses."""
         self._wakeup = trio.Event()
-        self._is_asleep = False
+        self._sleeping: trio.CancelScope | None = None
+        """While its task waits for news alone: what sets when it looks all the same."""
 
     @property
     def load(self) -> int:
@@ -114,20 +115,26 @@ class InstanceRecord(Liveness):
         )
 
     def begin(self, request: InFlight) -> bool:
-        """See `Liveness`; its task looks at it from now on."""
-        request.sent_at = trio.current_time()
-        if self._is_asleep:
-            self.wake()
-        return super().begin(request)
+        """See `Liveness`; its task looks at it in a quarter of a grace.
+
+        It is not woken at once: most requests are over before it looks. The first look, which begins the
+        grace, is made here in its place.
+        """
+        now = request.sent_at = trio.current_time()
+        is_trial = super().begin(request)
+        if self._sleeping is not None:
+            self._sleeping.deadline, self._sleeping = now + self.pause_s, None
+            self.look(now)
+        return is_trial
 
     def wake(self) -> None:
         """There is news for its task."""
         self._wakeup.set()
         self._wakeup = trio.Event()
-        self._is_asleep = False
+        self._sleeping = None
 
     async def wait_news(self, until: float) -> None:
-        """Return at `until`, or once there is news; with `until` infinite also for a request."""
-        self._is_asleep = until == math.inf
-        with trio.move_on_at(until):
+        """Return at `until`, or once there is news; with `until` infinite also some time after a request."""
+        with trio.move_on_at(until) as scope:
+            self._sleeping = scope if until == math.inf else None
             await self._wakeup.wait()

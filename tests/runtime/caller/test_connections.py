@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
-from tests.runtime.caller.requests import NAME, SeededEnv, ToldPlane, place
+from tests.runtime.caller.requests import NAME, Request, SeededEnv, ToldPlane, place
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import DisconnectedError, RemoteProtocolError
@@ -117,3 +118,35 @@ async def test_one_instance_that_cannot_be_monitored_takes_no_other_along(
         await trio.sleep(30)
         assert choices(made) == "2222"
         assert "cannot be monitored" in caplog.text
+
+
+class Steps(trio.abc.Instrument):
+    """Counts how often the tasks that watch instances run."""
+
+    count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task.name.endswith("Monitor.watch")
+
+
+async def test_a_request_to_an_instance_at_rest_wakes_nobody_who_watches_it(
+    autojump_clock: MockClock,
+) -> None:
+    """A fleet in which each request goes to another instance pays for no look at each."""
+    async with with_planes(ToldPlane("tcp")) as made:
+        one = made.choose(instance_id="1")
+        await trio.sleep(60)
+        steps = Steps()
+        trio.lowlevel.add_instrument(steps)
+        for _ in range(3):
+            with made.flight(one, Request()):
+                await trio.testing.wait_all_tasks_blocked()
+        assert steps.count == 0
+        # One look at what has become of them, and rest again.
+        await trio.sleep(60)
+        assert steps.count == 1
+        with made.flight(one, Request()):
+            await trio.sleep(9)
+            # Four times in a grace, and the first look was no step.
+            assert steps.count == 4
+        trio.lowlevel.remove_instrument(steps)
