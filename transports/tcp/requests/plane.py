@@ -46,8 +46,9 @@ from ..sockets import TcpOptions
 from ..streams.link import Link
 from ..streams.server import TcpStreamServer
 
-_DIALLING_MAX: Final = 64
-"""So many links are made at once to be kept: a request that needs one of its own must not wait for a thousand."""
+_DIALLING_MAX: Final = 16
+"""So many links are made at once to be kept: a request that needs one of its own must not wait for a thousand,
+each of which may cost both ends a TLS handshake."""
 _STREAMS_MAX: Final = MESSAGES_FROM - (1 << 16)
 """A link on which so many streams were opened takes no more requests, and another one is dialled."""
 
