@@ -70,6 +70,7 @@ C_COMPILER = Need("C compiler called cc", _packages("gcc", "libc6-dev"))
 HISTORY = Need("history of the project", "git fetch --unshallow")
 OPENSSL = Need("openssl", _packages("openssl"))
 NETWORKS = Need("network namespaces", f"as root, with {_packages('iproute2')}")
+CLOCKS = Need("clock that goes wrong", _packages("libfaketime"))
 SYSTEM_ETCD = Need("etcd of the distribution", _packages("etcd-server"))
 SYSTEM_NATS = Need("NATS of the distribution", _packages("nats-server"))
 # Built for CUDA 12 or 13; either does.

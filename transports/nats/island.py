@@ -18,6 +18,7 @@ import logging
 import math
 import random
 import warnings
+from functools import partial
 from typing import Any
 
 import trio
@@ -63,6 +64,8 @@ class Island(Line):
         self._rng = rng
         self._notices = LogNotices(_log)
         self._servers = list(options.servers)
+        self._unknown_host = ""
+        """Whose address was asked for and not told."""
         self._opened = trio.Event()
         self._open_error: TrinamoError | None = None
         self._bug: BaseException | None = None
@@ -108,6 +111,7 @@ class Island(Line):
         with self._scope:
             async with trio_asyncio.open_loop() as loop:
                 loop.set_exception_handler(self._on_loop_error)
+                loop.getaddrinfo = self._look_up
                 main: asyncio.Task[None] = loop.create_task(self._main())
                 main.add_done_callback(lambda _: finished.set())
                 # Not `aio_as_trio`: were `main` to swallow its cancellation, so would that.
@@ -118,6 +122,14 @@ class Island(Line):
             raise error
 
     # --- asyncio's side -------------------------------------------------------------------------
+
+    async def _look_up(self, host: Any, port: Any, **hints: Any) -> Any:
+        """The loop's `getaddrinfo`, which would wait for a silent DNS server after it was cancelled."""
+        self._unknown_host = str(host)
+        loop: Any = asyncio.get_running_loop()
+        found = await loop.trio_as_future(partial(trio.socket.getaddrinfo, host, port, **hints))
+        self._unknown_host = ""
+        return found
 
     async def _main(self) -> None:
         attempt = 0
@@ -326,6 +338,8 @@ class Island(Line):
     def _connect_error(self, reason: str) -> ConnectError:
         if "no servers available" in reason and self.last_error:
             reason = self.last_error
+        if self._unknown_host:
+            reason += f"; no name server tells the address of {self._unknown_host!r}"
         self.last_error = reason
         servers = ", ".join(each.rpartition("@")[2] for each in self.options.servers)
         if self._opened.is_set() and not self.is_closing:
