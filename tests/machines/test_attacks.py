@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from tests.attack.attackers import HIS, Meddler, Swapper, mislead, open_trap, stranger
+from tests.cluster.processes import until
 from tests.cluster.test_disaggregation import PROMPTS, alone
 from tests.machines.between import Segment, socket_in
 from tests.machines.machines import Machine, ip
@@ -166,7 +167,11 @@ async def test_who_has_the_brokers_gets_and_changes_nothing(tmp_path: Path, way:
             for number in range(1, 5):
                 await mislead(store, events, trap.address, number)
                 assert await site.answers() == right
-        assert await site.metric(None, "unsigned_dropped_total") >= 2
+
+        async def are_counted() -> bool:
+            return await site.metric(None, "unsigned_dropped_total") >= 2
+
+        await until(are_counted, "what he wrote is counted")
         said = b"".join(each.payload for each in him.heard)
         for word in (PROMPT, *(each.encode() for each in right)):
             assert not site.between.has_heard(word)

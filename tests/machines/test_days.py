@@ -57,7 +57,7 @@ async def test_a_cable_that_swallows_long_packets_ends_long_requests_with_a_reas
 async def test_names_that_nobody_tells_stop_nothing_that_runs(tmp_path: Path) -> None:
     """A name server that is silent: who starts says what it sought, who runs goes on, and ends in order."""
     async with open_site(tmp_path, workers=[("one", WORKER)]) as site:
-        addresses = dict.fromkeys(("etcd", "nats"), site.one.address)
+        addresses: dict[str, str] = dict.fromkeys(("etcd", "nats"), site.one.address)
         async with open_names(site.here, addresses, site.two) as names:
             line = f"{WORKER} --set worker.status_port={STATUS + 1}"
             worker = site.two.start("worker", line)
