@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 import trustme
 
-DAYS = 2
-"""So long each certificate lives, from the moment at which it was made."""
+DAYS = 30
+"""So long each certificate lives, from the moment at which it was made: longer than the log warns before its end."""
 
 
 @attrs.frozen

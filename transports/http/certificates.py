@@ -15,7 +15,7 @@ from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
-    find_expiry,
+    find_validity,
     first_of,
     locked_key,
     read_pem,
@@ -30,7 +30,12 @@ log = logging.getLogger("trinamo.http")
 @attrs.frozen
 class _Loaded:
     context: ssl.SSLContext
+    valid_from: float
     expires_at: float
+
+    @property
+    def valid_s(self) -> float:
+        return self.expires_at - self.valid_from
 
 
 class Certificates(CertificateFiles[_Loaded]):
@@ -72,7 +77,7 @@ def _load(config: HttpTlsConfig) -> _Loaded:
             raise ConfigError(
                 f"http.tls.client_ca_file: {config.client_ca_file} holds no certificate as PEM"
             ) from error
-    return _Loaded(context, find_expiry(first_of(chain)))
+    return _Loaded(context, *find_validity(first_of(chain)))
 
 
 def _no_password() -> str:

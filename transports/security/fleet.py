@@ -57,6 +57,7 @@ class FleetCertificate:
     """Each as PEM."""
     roles: frozenset[Role]
     expires_at: float
+    valid_s: float
 
 
 class Fleet:
@@ -183,6 +184,7 @@ def fleet_certificate(
         tuple(each.public_bytes(Encoding.PEM).decode() for each in authorities),
         roles,
         min(each.not_valid_after_utc.timestamp() for each in (certificate, issuer)),
+        (certificate.not_valid_after_utc - certificate.not_valid_before_utc).total_seconds(),
     )
 
 

@@ -22,7 +22,7 @@ from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.metrics.metrics import Metrics
 
 WARNED_S: Final = 7 * 86400.0
-"""So long before its end the log warns of a certificate."""
+"""So long before its end the log warns of a certificate, or in the last quarter of a shorter one's time."""
 _PEM_END: Final = "-----END CERTIFICATE-----"
 _PEM_START: Final = "-----BEGIN CERTIFICATE-----"
 
@@ -33,6 +33,11 @@ class Expires(Protocol):
     @property
     def expires_at(self) -> float:
         """When the certificate ends, in seconds since 1970."""
+        ...
+
+    @property
+    def valid_s(self) -> float:
+        """How long it is valid in all."""
         ...
 
 
@@ -117,7 +122,7 @@ async def keep_renewed(
     while True:
         told.tell(files)
         left_s = files.expires_at - metrics.clock.wall()
-        if left_s < WARNED_S and warned_of != files.expires_at:
+        if left_s < min(WARNED_S, files.loaded.valid_s / 4) and warned_of != files.expires_at:
             warned_of = files.expires_at
             files.warn(left_s)
         await trio.sleep(interval_s)
@@ -167,8 +172,8 @@ _CENTURY_STARTS: Final = 50
 """A year of two digits below this is of the 2000s (RFC 5280, section 4.1.2.5.1)."""
 
 
-def find_expiry(der: bytes) -> float:
-    """The end of a certificate's validity, in seconds since 1970 (RFC 5280, section 4.1).
+def find_validity(der: bytes) -> tuple[float, float]:
+    """From when to when a certificate is valid, in seconds since 1970 (RFC 5280, section 4.1).
 
     Python's `ssl` tells it of peers' certificates only.
 
@@ -181,11 +186,15 @@ def find_expiry(der: bytes) -> float:
     # The serial number, the signature's algorithm, the issuer; then the validity.
     for _ in range(3):
         at = _skip(der, at)
-    at = _skip(der, _enter(der, at, SEQUENCE))
+    first = _enter(der, at, SEQUENCE)
+    return _time_at(der, first), _time_at(der, _skip(der, first))
+
+
+def _time_at(der: bytes, at: int) -> float:
     tag, start, end = _element(der, at)
     time = _TIME.fullmatch(der[start:end])
     if tag not in (UTC_TIME, GENERALIZED_TIME) or time is None:
-        raise ValueError("the certificate's end is no time")
+        raise ValueError("the certificate's validity has no time")
     year, month, day, hour, minute, second = map(int, time.groups())
     if tag == UTC_TIME:
         year += 2000 if year < _CENTURY_STARTS else 1900

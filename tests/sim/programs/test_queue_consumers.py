@@ -30,7 +30,7 @@ def test_a_swarm_finds_nothing() -> None:
 )
 def test_a_swarm_finds_what_happens_twice(bug: str, finding: str) -> None:
     path = next(path for path in scenario_paths() if path.stem == "s10_queue_consumers")
-    found = swarm(play_of(path, bug=bug), range(48)).failures
+    found = swarm(play_of(path, bug=bug), range(64)).failures
     assert any(key.startswith(finding) for key in found)
 
 

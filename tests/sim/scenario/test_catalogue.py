@@ -183,7 +183,7 @@ def test_streams_share_connections_unless_they_are_told_otherwise() -> None:
 def find(scenario: Scenario, mutant: Mutant) -> None:
     """Play with the mistake until it shows."""
     coverage = Coverage()
-    for seed in range(1, min(mutant.seeds_max, 40) + 1):
+    for seed in range(1, min(mutant.seeds_max, 60) + 1):
         outcome = run_scenario(scenario, SeedChoices(seed), bug=mutant.bug)
         if any(violation.invariant == mutant.finds for violation in outcome.violations):
             return

@@ -238,8 +238,9 @@ async def test_new_connections_show_the_new_certificate_while_a_stream_goes_on(
 ) -> None:
     monkeypatch.setattr("trinamo.transports.security.fleet._RENEWAL_INTERVAL_S", 0.01)
     worker, frontend = fleet.member("worker"), using(fleet.member("frontend"))
-    metrics, before = Metrics(RealEnv()), worker.certificate
-    assert before.expires_at - RealEnv().clock.wall() < DAY_S
+    before = worker.certificate
+    # Of a day a tenth is left.
+    metrics = Metrics(SetEnv(SetClock(before.expires_at - 0.1 * DAY_S)))
     async with listening(using(worker)) as (address, _), trio.open_nursery() as nursery:
         nursery.start_soon(worker.keep, metrics)
         wire, _ = await dial_member(address, frontend, RealEnv(), Purpose.REQUESTS)
@@ -261,7 +262,7 @@ async def test_new_connections_show_the_new_certificate_while_a_stream_goes_on(
         assert await echo() == b"a token"
         assert await greeted_by(address, frontend) == (NAME, b"hear")
         assert [m for m in caplog.messages if "renew it" in m] == [
-            f"the certificate of {fleet.directory}/worker.pem expires in 24 hours: renew it"
+            f"the certificate of {fleet.directory}/worker.pem expires in 2 hours: renew it"
         ]
 
         await trio.Path(fleet.directory / "worker.pem").write_text("half")

@@ -8,9 +8,9 @@ opened into a buffer that it is copied out of: nothing of a piece that failed it
 
 from __future__ import annotations
 
+import socket as stdlib_socket
 from collections.abc import Iterable
 from itertools import groupby
-from socket import SO_RCVLOWAT, SOL_SOCKET
 from typing import Any, Final
 
 import trio
@@ -144,7 +144,9 @@ class SealedSocket:
             low_water = min(count - (self._end - self._start), _LOW_WATER_BYTES)
             if low_water != self._low_water:
                 self._low_water = low_water
-                self._wire.socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, low_water)
+                self._wire.socket.setsockopt(
+                    stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, low_water
+                )
             received = await self._wire.socket.recv_into(self._in[self._end :])
             if not received:
                 return False
