@@ -9,7 +9,7 @@ import pytest
 
 from trinamo.sim import SeedChoices
 from trinamo.sim.catalogue import FOLDER, scenario_paths
-from trinamo.sim.conformance.compare import FAULTS, conform, refusals, shapes_of
+from trinamo.sim.conformance.compare import FAULTS, conform, play_for_real, refusals, shapes_of
 from trinamo.sim.conformance.world import LoopbackNetwork, LoopbackWorld
 from trinamo.sim.core.trace import Row
 from trinamo.sim.scenario.file import load_scenario
@@ -31,6 +31,13 @@ def test_fault_free_reset_fin_and_kill_are_as_simulated(name: str) -> None:
     assert found.strange == []
     assert found.missing == []
     assert found.requests > 0
+
+
+@pytest.mark.slow
+def test_what_is_done_to_a_host_of_real_sockets_meets_its_links() -> None:
+    """Links take the sockets of connections over; a reset of none, and a kill that leaves them, showed nothing."""
+    rows = play_for_real(load_scenario(FOLDER / "worker_reset.toml"), 3, 60.0)
+    assert [row.field("connection") for row in rows if row.kind == "reset"]
 
 
 @pytest.mark.slow
