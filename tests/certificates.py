@@ -34,11 +34,11 @@ class Authority:
         return made
 
     def sign(
-        self, name: str, *, hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
+        self, name: str, *, hosts: tuple[str, ...] = ("localhost", "127.0.0.1"), days: int = DAYS
     ) -> tuple[Path, Path]:
         """A certificate of this name for these hosts and addresses, and its key."""
         signed = self._authority.issue_cert(
-            *hosts, common_name=name, not_after=datetime.now(UTC) + timedelta(days=DAYS)
+            *hosts, common_name=name, not_after=datetime.now(UTC) + timedelta(days=days)
         )
         certificate, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         (chain,) = signed.cert_chain_pems

@@ -40,14 +40,14 @@ def test_what_is_left_of_it_decides(
     tmp_path: Path, days: int, verdict: FindingVerdict, text: str
 ) -> None:
     """It is made for two days."""
-    config = config_of(*Authority.make(tmp_path).sign("server"))
+    config = config_of(*Authority.make(tmp_path).sign("server", days=2))
     (finding,) = certificate_findings(config, now() + days * 86_400)
     assert finding.verdict is verdict
     assert text in finding.text
 
 
 def test_a_file_that_is_missing_and_a_key_for_everybody_are_told(tmp_path: Path) -> None:
-    certificate, key = Authority.make(tmp_path).sign("server")
+    certificate, key = Authority.make(tmp_path).sign("server", days=2)
     key.chmod(0o644)
     found = list(certificate_findings(config_of(certificate, key), now()))
     assert [each.verdict for each in found] == [FindingVerdict.WARNING, FindingVerdict.WARNING]
