@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
 from typing import Final
 
 import attrs
@@ -75,6 +76,7 @@ class TcpRequestPlane:
         self.home = home
         self._nursery = nursery
         self._workers: dict[str, WorkerLink] = {}
+        """By address; who was asked last comes last."""
         self._dialling = trio.Semaphore(_DIALLING_MAX)
         self._parked: dict[str, trio.lowlevel.ParkingLot] = {}
         """Who held a link that was closed for another, by address."""
@@ -122,8 +124,8 @@ class TcpRequestPlane:
         """Of more links than are kept close those that are idle longest, as far as any are."""
         surplus = len(self._workers) - self.options.links_max
         if surplus > 0:
-            idle = [each for each in self._workers.values() if each.is_idle]
-            for worker in sorted(idle, key=lambda each: each.used_at)[:surplus]:
+            idle = (each for each in self._workers.values() if each.is_idle)
+            for worker in list(islice(idle, surplus)):
                 del self._workers[worker.address]
                 worker.shed()
 
@@ -135,6 +137,7 @@ class TcpRequestPlane:
         if worker is None or not worker.has_room:
             return None
         header = self._encode(envelope, payload)
+        self._workers[address] = self._workers.pop(address)
         return worker.post(envelope.id, envelope.instance_id, header, payload, take)
 
     async def wait_room(self, address: str) -> None:
@@ -164,6 +167,7 @@ class TcpRequestPlane:
     def _worker(self, address: str) -> WorkerLink:
         worker = self._workers.get(address)
         if worker is None or worker.is_spent:
+            self._workers.pop(address, None)
             worker = self._workers[address] = WorkerLink(self, address)
             start_nameless(self._nursery, worker.run)
             self._shed()
@@ -208,7 +212,6 @@ class WorkerLink:
         """The link is lost, or was never made."""
         self.waiter_count = 0
         """Who waits for it to stand, or to have room."""
-        self.used_at = trio.current_time()
         self.is_shed = False
         """It was idle, and made room for another."""
         self._plane = plane
@@ -288,7 +291,6 @@ class WorkerLink:
         self.check(instance_id)
         assert request_id not in self._waiting, f"request id {request_id} asked twice"
         assert self.link is not None, "posted before it stood"
-        self.used_at = trio.current_time()
         number = self.link.send_message(header, payload)
         delivery = self._waiting[request_id] = _Delivery(request_id, take, self, number)
         return delivery
