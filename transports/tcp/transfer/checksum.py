@@ -21,8 +21,8 @@ from typing_extensions import Buffer
 from trinamo.runtime.errors import RefusedError
 
 _log = logging.getLogger("trinamo.tcp")
-PIECE_BYTES: Final = 1 << 20
-"""Larger blocks are summed in pieces, so that the event loop gets its turn between them."""
+STRETCH_BYTES: Final = 1 << 20
+"""Larger blocks are summed in stretches, so that the event loop gets its turn between them."""
 
 ChecksumChoice = Literal["auto", "crc32", "none"]
 

@@ -283,7 +283,7 @@ class TransferLink:
 
     def _wake_at(self, count: int) -> None:
         """Let the socket be readable only when so many bytes have come, or it is over."""
-        # Sealed, it is pieces that come, and their ends are not known before.
+        # Sealed, it is pieces that come, and who opens them knows their ends.
         if count != self._low_water and self.sealed is None:
             self._low_water = count
             self._wire.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)

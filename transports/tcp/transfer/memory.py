@@ -27,7 +27,7 @@ from trinamo.runtime.planes.regions import HostRegion, Registrable
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.runtime.protocol.transfer.stream import SUM_BYTES
 
-from .checksum import NO_CHECKSUM, PIECE_BYTES, Checksum
+from .checksum import NO_CHECKSUM, STRETCH_BYTES, Checksum
 
 SLICE_RUNS_MAX: Final = 64
 """Descriptors of one system call; more than 64 were slower, not faster."""
@@ -112,7 +112,7 @@ class BlockFlow:
     _moved: int = 0
     """Bytes of that slice that were sent or filled."""
     _sums: list[int] = attrs.field(factory=list)
-    """The sums of its pieces, as far as they have moved."""
+    """The sums of its stretches, as far as they have moved."""
 
     def __attrs_post_init__(self) -> None:
         self.region.join(self)
@@ -227,33 +227,33 @@ class BlockFlow:
         if self.checksum is NO_CHECKSUM:
             return b""
         whole = self.pending * self.region.block_bytes
-        for end in range(self._moved + PIECE_BYTES, whole, PIECE_BYTES):
+        for end in range(self._moved + STRETCH_BYTES, whole, STRETCH_BYTES):
             self._sum_until(end)
             await trio.lowlevel.checkpoint()
             self.check_live()
         self._sum_until(whole)
         sums = struct.pack(f"<{len(self._sums)}Q", *self._sums)
-        if self._piece_count == 1:
+        if self._stretch_count == 1:
             return sums
-        size = SUM_BYTES * self._piece_count
+        size = SUM_BYTES * self._stretch_count
         return b"".join(_fold(sums[at : at + size]) for at in range(0, len(sums), size))
 
     @property
-    def _piece_count(self) -> int:
-        """Of each block; one unless it is larger than a piece."""
-        return -(-self.region.block_bytes // PIECE_BYTES)
+    def _stretch_count(self) -> int:
+        """Of each block; one unless it is larger than a stretch."""
+        return -(-self.region.block_bytes // STRETCH_BYTES)
 
     def _sum_until(self, end: int) -> None:
-        """Sum the pieces that lie within the first `end` bytes of the slice."""
+        """Sum the stretches that lie within the first `end` bytes of the slice."""
         region, size = self.region, self.region.block_bytes
-        of, sums, pieces = self.checksum.of, self._sums, self._piece_count
-        if pieces == 1:
+        of, sums, stretches = self.checksum.of, self._sums, self._stretch_count
+        if stretches == 1:
             for block in self.blocks[self.position + len(sums) : self.position + end // size]:
                 sums.append(of(region.block(block)))
             return
-        while len(sums) < pieces * self.pending:
-            ordinal, piece = divmod(len(sums), pieces)
-            start, stop = piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, size)
+        while len(sums) < stretches * self.pending:
+            ordinal, stretch = divmod(len(sums), stretches)
+            start, stop = stretch * STRETCH_BYTES, min((stretch + 1) * STRETCH_BYTES, size)
             if ordinal * size + stop > end:
                 return
             sums.append(of(region.span(self.blocks[self.position + ordinal], start, stop)))
@@ -282,11 +282,11 @@ class BlockFlow:
 
 
 def _fold(total: bytes) -> bytes:
-    """One sum for a block of many pieces; a rolling polynomial, so their order counts."""
+    """One sum for a block of many stretches; a rolling polynomial, so their order counts."""
     folded = 0
     for start in range(0, len(total), SUM_BYTES):
-        piece = int.from_bytes(total[start : start + SUM_BYTES], "little")
-        folded = (folded * 0x9E3779B97F4A7C15 + piece) % 2**64
+        stretch = int.from_bytes(total[start : start + SUM_BYTES], "little")
+        folded = (folded * 0x9E3779B97F4A7C15 + stretch) % 2**64
     return folded.to_bytes(SUM_BYTES, "little")
 
 

@@ -190,7 +190,7 @@ async def test_crc32_is_spoken_where_one_end_has_nothing_better() -> None:
         assert (await pair.start(READ).wait()).is_verified
 
 
-async def test_blocks_larger_than_a_piece_are_summed_whole() -> None:
+async def test_blocks_larger_than_a_stretch_are_summed_whole() -> None:
     memory, source = bytearray(6 << 20), random.Random(5).randbytes(6 << 20)
     async with open_transfer_plane(OVER_STREAM) as a, open_transfer_plane(OVER_STREAM) as b:
         local = await a.register(memory, block_bytes=3 << 20)

@@ -14,7 +14,7 @@ import pytest
 from trinamo.runtime.errors import CorruptedError, RefusedError
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.transports.tcp.transfer import checksum
-from trinamo.transports.tcp.transfer.checksum import PIECE_BYTES, Checksum, choose, offered
+from trinamo.transports.tcp.transfer.checksum import STRETCH_BYTES, Checksum, choose, offered
 from trinamo.transports.tcp.transfer.link import _fill
 from trinamo.transports.tcp.transfer.memory import BlockFlow, TcpRegion
 
@@ -61,7 +61,7 @@ def region(block_bytes: int, blocks: int, seed: int = 1) -> TcpRegion:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("block_bytes", [1, 777, PIECE_BYTES, PIECE_BYTES + 5])
+@pytest.mark.parametrize("block_bytes", [1, 777, STRETCH_BYTES, STRETCH_BYTES + 5])
 async def test_sums_do_not_depend_on_how_the_bytes_came(block_bytes: int, seed: int) -> None:
     """Taken as bytes come, in steps of any size, or all at the end: the same, block by block."""
     dice = random.Random(seed)
@@ -80,7 +80,7 @@ async def test_sums_do_not_depend_on_how_the_bytes_came(block_bytes: int, seed: 
     await stepwise.verify(expected)
 
     assert stepwise.is_complete
-    if block_bytes <= PIECE_BYTES:
+    if block_bytes <= STRETCH_BYTES:
         assert expected == struct.pack("<3Q", *(zlib.crc32(source.block(b)) for b in order))
 
 
