@@ -214,9 +214,10 @@ class NixlMetadataStore:
         for entry in entries:
             engine_id = entry.key.removeprefix(self._key_prefix)
             known = self._cached.get(engine_id)
-            is_news = known is not None and known.mod_revision < entry.mod_revision
-            # Where no member signed it, what one said before stays in force.
-            if known is None or not is_news or isinstance(entry.value, Unsigned):
+            if known is None or known.mod_revision >= entry.mod_revision:
+                continue
+            # What a member said stays in force.
+            if isinstance(entry.value, Unsigned):
                 continue
             del self._cached[engine_id]
             try:

@@ -11,13 +11,16 @@ import msgspec
 import pytest
 import trio
 
+from tests.transports.tcp.ends import dialled
 from tests.transports.tcp.transfer.pairs import READ, SIZE, WRITE, Pair
 from trinamo.runtime.errors import RemoteProtocolError
+from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
     decode_description,
     encode_description,
 )
+from trinamo.runtime.protocol.transfer.stream import Hello, encode_message
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer.plane import TransferOptions, open_transfer_plane
 
@@ -135,3 +138,17 @@ async def test_the_blocks_move_once_nobody_changes_them_any_more() -> None:
         await pair.start(READ).wait()
         assert pair.here == pair.there
         await pair.start(WRITE).wait()
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33)])
+async def test_a_member_that_tells_no_key_is_sent_away(key: bytes) -> None:
+    """As one of an older build: blocks never go on in TLS's records, or in clear."""
+    async with open_transfer_plane(SECRET) as plane:
+        stream = await dialled(plane.mover.address, Purpose.TRANSFERS, SECRET.tcp.secret)
+        hello = Hello(2, plane.incarnation, ["crc32"], key)
+        await stream.send_all(encode_message(hello))
+        with suppress(trio.BrokenResourceError):
+            while await stream.receive_some(4096):
+                pass
+        await stream.aclose()
+        assert plane.mover.malformed_count == 1
