@@ -45,8 +45,8 @@ EARLY: Final = (
     "quit_after", "quit_after_s", "stop_after", "kill_after", "drop_after", "cut_input_after"
 )  # fmt: skip
 
-LATENCY_S: Final = 0.00005
-"""About what loopback needs, with a wake-up of the other end."""
+LATENCIES_S: Final = (0.00005, 0.02)
+"""About what loopback needs, with a wake-up of the other end; and where other processes have the cores."""
 SLOWER: Final = 4.0
 
 Entry = tuple[str, tuple[tuple[str, Any], ...]]
@@ -132,7 +132,7 @@ def conform(
     for each in () if is_exact else (seed, *seeds):
         if told <= possible:
             break
-        possible |= _possible(scenario, each)
+        possible |= possible_shapes(scenario, each)
     strange = [
         Strange(
             request,
@@ -181,15 +181,18 @@ def _is_exact(scenario: Scenario) -> bool:
     return not (scenario.faults or scenario.byzantines or leaves)
 
 
-def _possible(scenario: Scenario, seed: int) -> set[tuple[str, Shape]]:
+def possible_shapes(scenario: Scenario, seed: int) -> set[tuple[str, Shape]]:
+    """What one simulated run shows of each role, for any request, at one of six paces."""
     # Loopback is faster than the file's network, and a real engine slower than its cost model, which
-    # computes in no time: a signal may overtake more. So each seed is played at one of four paces.
+    # computes in no time: a signal may overtake more. A process that waits for a core hears late, as
+    # over a long link: the other end may have ended an answer of which tokens are still on the way.
+    # So each seed is played at one of six paces.
     plan = scenario.cluster
-    quick = attrs.evolve(scenario.network, latency_s=LATENCY_S, jitter_s=LATENCY_S)
+    others = (attrs.evolve(scenario.network, latency_s=s, jitter_s=s) for s in LATENCIES_S)
     slow_engine = attrs.evolve(plan.engine, speedup_ratio=plan.engine.speedup_ratio / SLOWER)
     paces = [
         attrs.evolve(scenario, network=network, cluster=attrs.evolve(plan, engine=engine))
-        for network in (scenario.network, quick)
+        for network in (scenario.network, *others)
         for engine in (plan.engine, slow_engine)
     ]
     return {
