@@ -92,9 +92,8 @@ class Channel:
     # --- the reader's side: plain functions, no checkpoint ---
 
     def call(self) -> None:
-        """The worker has called home."""
+        """The worker has called home, which ends no wait of the consumer's."""
         self._called = True
-        self._consumer.wake()
 
     def open(self) -> None:
         """The prologue came: the handler has started."""
