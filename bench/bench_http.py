@@ -9,7 +9,8 @@ system calls. All are asked the same by the same load, in turns; medians of the 
 CPU is per token of every process by itself, the request included; for unary requests per request.
 What is not installed (`python bench/peers.py install`) is left out. With BENCH_BEFORE, the
 directory of another checkout, that one is measured in the same run. `--tls` measures trinamo alone,
-in clear text and behind TLS, both asked through a tunnel, whose CPU is not counted.
+in clear text and behind TLS, both asked through a tunnel, whose CPU is not counted. `--kind trinamo
+--kind sealed` measures what `security.secret_file` costs between frontend and worker.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ from typing import NamedTuple
 
 import peers
 from load.load import body, raise_descriptors, run_load
-from roles.processes import ROLES, Server, before, dynamo_place, medians, rss_mb
+from roles.processes import (
+    ROLES,
+    Server,
+    before,
+    dynamo_place,
+    medians,
+    rss_mb,
+    write_secret,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.certificates import Authority
@@ -41,6 +50,7 @@ FULL = ("trinamo", "before", "dynamo")
 ROUTERS = ("sglang", "vllm")
 DIRECT = ("direct",)
 BARE = ("uvicorn", "floor")
+SEALED = ("sealed",)
 TUNNELLED = ("plain", "tls", "plain-before", "tls-before")
 TLS_LOADS = ("unary16", "short", "sleeps64")
 KINDS = FULL + DIRECT + ROUTERS + BARE
@@ -234,12 +244,14 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
             return server
 
         port, models = free_port(), ["bench"]
-        if kind in ("trinamo", "before", *TUNNELLED):
+        if kind in ("trinamo", "before", *SEALED, *TUNNELLED):
             etcd = start(ROLES, "trinamo-control", reads=True)
             environ = {**LIMITS, "TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS": etcd.ready["address"]}
             where = before() if kind.endswith("before") else {}
             roles, where = where.pop("script", ROLES), {**where, "environ": environ}
             trust: list[object] = []
+            if kind in SEALED:
+                environ["TRINAMO_SECURITY__SECRET_FILE"] = str(write_secret(directory / "secret"))
             if kind.startswith("tls"):
                 authority = Authority.make(directory)
                 certificate, key = authority.sign("server")
@@ -314,7 +326,7 @@ def run(names: Sequence[str], kinds: Sequence[str], *, rounds: int, is_quick: bo
                     server.process.send_signal(signal.SIGUSR1)
         for name in names:
             load = LOADS[name].quick() if is_quick else LOADS[name]
-            measured = [each for each in systems if each.kind in (*load.kinds, *TUNNELLED)]
+            measured = [each for each in systems if each.kind in (*load.kinds, *SEALED, *TUNNELLED)]
             for _ in range(1 if name == "open5000" else rounds):
                 for system in measured:
                     found = system.measure(load)
@@ -353,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", choices=LOADS, action="append", help="only this; repeatable")
-    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--kind", choices=(*KINDS, *SEALED), action="append")
     parser.add_argument("--tls", action="store_true", help="trinamo in clear text and behind TLS")
     parser.add_argument(
         "--quick", action="store_true", help="hardly anything, to see that it works"

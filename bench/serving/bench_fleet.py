@@ -6,7 +6,8 @@ Many workers in few processes, each a whole runtime but for its connections to e
 those of a process share; and one frontend after the other, by every policy. A request's figure is the
 CPU time of its process: who else uses the machine slows the seconds down, and hardly the microseconds.
 With `--telling` workers tell their load once a second, which is for the column of an idle frontend:
-what it takes for that is in the figures of its requests, too.
+what it takes for that is in the figures of its requests, too. With `--secret` connections and entries
+are closed by one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trio
@@ -31,7 +33,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from roles.processes import Peer
+from roles.processes import Peer, write_secret
 
 from tests.servers import session_etcd, session_nats
 from trinamo.runtime.config.config import Config, load_config
@@ -329,6 +331,7 @@ def main() -> None:
     parser.add_argument("--policies", type=lambda text: text.split(","), default=POLICIES)
     parser.add_argument("--requests", type=int, default=2000, help="in each of the rounds")
     parser.add_argument("--telling", action="store_true", help="workers tell their load")
+    parser.add_argument("--secret", action="store_true", help="the cluster has a secret")
     parser.add_argument("--quick", action="store_true", help="hardly anything")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
@@ -337,11 +340,13 @@ def main() -> None:
     print(f"| instances | policy | × the first | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 3) + "|", flush=True)
     held: list[Peer] = []
-    with session_etcd() as etcd, session_nats() as nats:
+    with session_etcd() as etcd, session_nats() as nats, TemporaryDirectory() as folder:
         places = [
             f"control_plane.etcd.endpoints={etcd.endpoint}",
             f"event_plane.nats.servers={nats.url}",
         ]
+        if options.secret:
+            places.append(f"security.secret_file={write_secret(Path(folder, 'secret'))}")
         try:
             measure(options, places, held)
         finally:
