@@ -136,6 +136,8 @@ class StepPlan:
     released_slots: list[int]
     pinned: list[TokenSequence]
     """Those admitted just now that a transfer reads or fills."""
+    unschedulable: list[TokenSequence]
+    """Those waiting that could not run even alone, because too many blocks are quarantined."""
 
 
 class Scheduler:
@@ -208,18 +210,6 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def unschedulable(self) -> list[TokenSequence]:
-        """Those waiting that could not run even alone, because too many blocks are quarantined."""
-        usable = self.pool.usable_count
-        if usable == self.pool.block_count:
-            return []
-        return [
-            sequence
-            for sequence in self.waiting
-            if not sequence.is_dead
-            and block_count_for(len(sequence.token_ids) + 1, self._block_tokens) > usable
-        ]
-
     def end(self, sequence: TokenSequence) -> None:
         """Mark a sequence dead; the next `plan()` frees what it holds. Idempotent."""
         if not sequence.is_dead:
@@ -237,7 +227,17 @@ class Scheduler:
             self._admit(work, budget)
         released, self._released_slots = self._released_slots, []
         pinned, self._admitted_pinned = self._admitted_pinned, []
-        return StepPlan(work, released, pinned)
+        return StepPlan(work, released, pinned, self._unschedulable())
+
+    def _unschedulable(self) -> list[TokenSequence]:
+        if not (self.waiting and self.pool.quarantined_count):
+            return []
+        usable = self.pool.usable_count
+        return [
+            sequence
+            for sequence in self.waiting
+            if block_count_for(len(sequence.token_ids) + 1, self._block_tokens) > usable
+        ]
 
     def advance(self, work: Work, token_id: int | None) -> None:
         """The step has computed `work`; `token_id` is the token sampled after it, if one was."""

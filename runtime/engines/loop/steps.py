@@ -153,9 +153,10 @@ class StepLoop:
                 if answer.sequence in self._asked:
                     self._send(answer, answer.text.finish(), FinishReason.STOP)
                     self._cancel(answer)
-            self._end_unschedulable()
             await self.embeddings.step()
             plan = self._scheduler.plan()
+            for sequence in plan.unschedulable:
+                self._fail(sequence, self._outgrown(sequence), None)
             for sequence in plan.pinned:
                 asked = self._asked[sequence]
                 assert isinstance(asked, Pinned), "it is not adopted before it is admitted"
@@ -167,9 +168,7 @@ class StepLoop:
                 continue
             for work, token_id in zip(plan.work, token_ids, strict=True):
                 self._deliver(work, token_id)
-            # The plan itself may have found that the last one running has outgrown the pool.
-            is_idle = not (plan.work or self.embeddings.has_work)
-            if is_idle and not self._scheduler.unschedulable():
+            if not (plan.work or self.embeddings.has_work):
                 await self._wakeup.wait()
 
     async def _compute(self, plan: StepPlan) -> list[int | None]:
@@ -203,17 +202,15 @@ class StepLoop:
     def _wake(self) -> None:
         self._wakeup.set()
 
-    def _end_unschedulable(self) -> None:
+    def _outgrown(self, sequence: TokenSequence) -> OverloadedError:
         pool = self._scheduler.pool
-        for sequence in self._scheduler.unschedulable():
-            failure = OverloadedError(
-                f"{pool.quarantined_count} of {pool.block_count} KV blocks are lost to transfers"
-                " that could not be stopped; what is left does not hold this sequence",
-                bound="kv_blocks",
-                value=pool.usable_count,
-                definite=len(sequence.token_ids) == sequence.prompt_tokens,
-            )
-            self._fail(sequence, failure, None)
+        return OverloadedError(
+            f"{pool.quarantined_count} of {pool.block_count} KV blocks are lost to transfers"
+            " that could not be stopped; what is left does not hold this sequence",
+            bound="kv_blocks",
+            value=pool.usable_count,
+            definite=len(sequence.token_ids) == sequence.prompt_tokens,
+        )
 
     def _deliver(self, work: Work, token_id: int | None) -> None:
         sequence = work.sequence
