@@ -32,18 +32,11 @@ from typing import NamedTuple
 
 import peers
 from load.load import body, raise_descriptors, run_load
-from roles.processes import (
-    ROLES,
-    Server,
-    before,
-    dynamo_place,
-    medians,
-    rss_mb,
-    write_secret,
-)
+from roles.processes import ROLES, Server, before, dynamo_place, medians, rss_mb
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.certificates import Authority
+from trinamo.cli.up.certs import write_secret
 
 READY_S = 30.0
 FULL = ("trinamo", "before", "dynamo")
@@ -251,7 +244,8 @@ def open_system(kind: str, *, trinamo: Sequence[str] = ("plain", "steps")) -> It
             roles, where = where.pop("script", ROLES), {**where, "environ": environ}
             trust: list[object] = []
             if kind in SEALED:
-                environ["TRINAMO_SECURITY__SECRET_FILE"] = str(write_secret(directory / "secret"))
+                write_secret(directory / "secret")
+                environ["TRINAMO_SECURITY__SECRET_FILE"] = str(directory / "secret")
             if kind.startswith("tls"):
                 authority = Authority.make(directory)
                 certificate, key = authority.sign("server")

@@ -31,13 +31,6 @@ def before() -> dict:
     return {"python": Path(checkout) / ".venv" / "bin" / "python", "script": roles}
 
 
-def write_secret(path: Path) -> Path:
-    """A new secret of a cluster, in a file that nobody else may read."""
-    path.touch(0o600)
-    path.write_bytes(os.urandom(32))
-    return path
-
-
 def cpu_s(pid: int) -> float:
     """The CPU seconds of a process until now, user and kernel, threads that have ended included."""
     return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h

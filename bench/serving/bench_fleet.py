@@ -33,9 +33,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from roles.processes import Peer, write_secret
+from roles.processes import Peer
 
 from tests.servers import session_etcd, session_nats
+from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.echo import open_echo_engine
@@ -346,7 +347,8 @@ def main() -> None:
             f"event_plane.nats.servers={nats.url}",
         ]
         if options.secret:
-            places.append(f"security.secret_file={write_secret(Path(folder, 'secret'))}")
+            write_secret(Path(folder, "secret"))
+            places.append(f"security.secret_file={folder}/secret")
         try:
             measure(options, places, held)
         finally:
