@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinamo.runtime.protocol.openai.answers import AnswerFormat, ChatAnswer, Usage
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, TokenLogprob
-from trinamo.runtime.protocol.openai.tool_answers import ToolAnswer
+from trinamo.runtime.protocol.openai.tool_calls import ToolAnswer
 
 texts = st.text(max_size=12)
 names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)

@@ -42,7 +42,7 @@ from ..protocol.openai.tasks import (
     decode_embeddings_request,
     decode_tokenize_request,
 )
-from ..protocol.openai.tool_answers import ToolAnswer
+from ..protocol.openai.tool_calls import ToolAnswer
 from .models.models import ModelKind
 from .status import ANTHROPIC, EVENTS_THAT_END, OPENAI, Dialect
 

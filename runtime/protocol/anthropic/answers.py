@@ -16,7 +16,7 @@ from msgspec import Raw
 from ..openai.answers import ErrorDetail, TextTemplate, Usage, encode_data
 from ..openai.generate import Delta, FinishReason
 from ..openai.tasks import Unstreamed
-from ..openai.tool_calls import CallPiece, ToolCallParser
+from ..openai.tool_calls import CallPiece, PartedAnswer
 
 _encode = msgspec.json.Encoder().encode
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -116,24 +116,19 @@ class _Block:
         return ToolUseBlock(self.use_id, self.name, Raw(text.encode()))
 
 
-class MessagesAnswer:
-    """One answer of `/v1/messages`; with `calls_tools` uses of tools are taken out of the text."""
+class MessagesAnswer(PartedAnswer):
+    """One answer of `/v1/messages`."""
 
-    ends_itself: ClassVar = False
     keeps_text: ClassVar = False
 
     def __init__(self, answer_id: str, model: str, *, calls_tools: bool) -> None:
-        self._id, self._model = answer_id, model
-        self._parser = ToolCallParser() if calls_tools else None
+        super().__init__(answer_id, model, calls_tools=calls_tools)
         self._content: list[TextBlock | ToolUseBlock] = []
         """The blocks that are complete, where the answer is wanted whole."""
         self._block: _Block | None = None
         self._count = 0
         """Of blocks that are complete."""
-        self._reason: FinishReason | None = None
         self._stop_string = ""
-        self._events: list[bytes] | None = None
-        """Since the last ones were taken; None where nobody wants any."""
         self._template: TextTemplate | None = None
         """Of text that goes on with the block that grows."""
 
@@ -151,29 +146,19 @@ class MessagesAnswer:
         return self._taken()
 
     def add_text(self, delta: Delta) -> None:
-        if self._parser is None:
-            if delta.text:
-                self._add(delta.text)
-        elif delta.text:
-            self._add_pieces(self._parser.push(delta.text))
-        if delta.finish_reason is not None:
-            self._reason, self._stop_string = delta.finish_reason, delta.stop_string
+        super().add_text(delta)
+        self._stop_string = delta.stop_string or self._stop_string
 
-    def _add_pieces(self, pieces: list[str | CallPiece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self._add(piece)
-                continue
-            if piece.name:
-                self._open(piece.name, f"toolu_{self._id}_{piece.index}")
-            if piece.arguments and self._block is not None:
-                if self._events is None:
-                    self._block.texts.append(piece.arguments)
-                told = {"type": "input_json_delta", "partial_json": piece.arguments}
-                self._say(_DELTA, index=self._count, delta=told)
+    def _add_call(self, piece: CallPiece) -> None:
+        if piece.name:
+            self._open(piece.name, f"toolu_{self._id}_{piece.index}")
+        if piece.arguments and self._block is not None:
+            if self._events is None:
+                self._block.texts.append(piece.arguments)
+            told = {"type": "input_json_delta", "partial_json": piece.arguments}
+            self._say(_DELTA, index=self._count, delta=told)
 
     def _add(self, text: str) -> None:
-        """Text for the block that grows, or for a new one."""
         block = self._block
         if block is None or block.name:
             block = self._open()
@@ -245,16 +230,6 @@ class MessagesAnswer:
             stop_sequence=stop_string,
             usage=usage,
         )
-
-    def _say(self, kind: str, **told: Any) -> None:
-        """Add an event, unless nobody wants any."""
-        if self._events is not None:
-            event = {"type": kind, **told}
-            self._events.append(encode_data(_encode(event), kind.encode()))
-
-    def _taken(self) -> bytes:
-        events, self._events = self._events or [], []
-        return b"".join(events)
 
 
 def _usage(usage: Usage) -> MessageUsage:

@@ -2,14 +2,15 @@
 
 Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per
 choice: feed it every delta in order, take either the bytes of the events or, at the end, the whole
-answer; with tools `tool_answers.py` does. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat.py`.
+answer; with tools `ToolAnswer` of `tool_calls.py` does. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat.py`.
 """
 
 from __future__ import annotations
 
 import codecs
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final, Protocol, Self
+from typing import Annotated, Any, ClassVar, Final, Protocol, Self
 
 import msgspec
 
@@ -291,11 +292,13 @@ class TextOffsets:
 
 def make_completion_logprobs(
     tokens: Sequence[TokenLogprob], offsets: TextOffsets, *, begins_prompt: bool = False
-) -> CompletionLogprobs:
-    """What a completion says of `tokens`. Each is among its alternatives, however unlikely.
+) -> CompletionLogprobs | None:
+    """What a completion says of `tokens`, if there are any. Each is among its alternatives, however unlikely.
 
     `begins_prompt`: of the first of them nothing is said, since nothing comes before it.
     """
+    if not tokens:
+        return None
     told: list[float | None] = [each.logprob for each in tokens]
     top: list[dict[str, float] | None] = [
         {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
@@ -370,14 +373,13 @@ class AnswerFormat(Protocol):
         ...
 
 
-class ChatAnswer:
-    """One choice of an answer of `/v1/chat/completions`.
-
-    `created` is in Unix seconds. The role travels in the first chunk, with the first text.
-    """
+class _Answer(ABC):
+    """One choice of an answer that is told as text: a chat's or a completion's."""
 
     ends_itself: ClassVar = True
     keeps_text: ClassVar = False
+    _kind: ClassVar[str]
+    """What its id begins with."""
 
     def __init__(
         self,
@@ -389,34 +391,24 @@ class ChatAnswer:
         index: int = 0,
         tells_ids: bool = False,
     ) -> None:
-        self._id, self._model, self._created = f"chatcmpl-{answer_id}", model, created
+        self._id, self._model, self._created = f"{self._kind}-{answer_id}", model, created
         self._wants_usage, self._index = wants_usage, index
+        self._no_usage = None if wants_usage else msgspec.UNSET
+        """What all events but the last say of it."""
         self._ids = _TokenIds() if tells_ids else None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._finish_reason: str | None = None
-        self._is_begun = False
         self._template: TextTemplate | None = None
 
-    def add_event(self, delta: Delta) -> bytes:
-        is_text = delta.finish_reason is None and not delta.logprobs and self._ids is None
-        if self._template is not None and is_text:
-            return self._template.render(delta.text) if delta.text else b""
-        if not self._is_begun:
-            self._is_begun = True
-            return self._event(ChatDelta(role="assistant", content=delta.text), delta)
-        if not is_text:
-            return self._event(ChatDelta(content=delta.text or None), delta)
-        self._template = TextTemplate(self._chunk(ChatDelta(content=TextTemplate.MARK)))
-        return self.add_event(delta)
+    @abstractmethod
+    def _chunk(self, choices: Any, usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct:
+        """One event, with these choices."""
 
     def end_events(self, usage: Usage) -> bytes:
         if not self._wants_usage:
             return DONE
-        last = ChatChunk(
-            id=self._id, created=self._created, model=self._model, choices=[], usage=usage
-        )
-        return encode_data(_encode(last)) + DONE
+        return encode_data(_encode(self._chunk([], usage))) + DONE
 
     def error_events(self, status: int, error: ErrorDetail) -> bytes:
         return encode_data(error_body(status, error, ""))
@@ -428,6 +420,29 @@ class ChatAnswer:
             self._ids.keep(delta)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
+
+
+class ChatAnswer(_Answer):
+    """One choice of an answer of `/v1/chat/completions`.
+
+    `created` is in Unix seconds. The role travels in the first chunk, with the first text.
+    """
+
+    _kind = "chatcmpl"
+    _is_begun = False
+
+    def add_event(self, delta: Delta) -> bytes:
+        is_text = delta.finish_reason is None and not delta.logprobs and self._ids is None
+        if self._template is not None and is_text:
+            return self._template.render(delta.text) if delta.text else b""
+        if not self._is_begun:
+            self._is_begun = True
+            return self._event(ChatDelta(role="assistant", content=delta.text), delta)
+        if not is_text:
+            return self._event(ChatDelta(content=delta.text or None), delta)
+        choice = ChatChunkChoice(self._index, ChatDelta(content=TextTemplate.MARK))
+        self._template = TextTemplate(self._chunk([choice], self._no_usage))
+        return self.add_event(delta)
 
     def to_body(self, usage: Usage, others: Sequence[ChatAnswer] = ()) -> bytes:
         return _encode(
@@ -456,100 +471,71 @@ class ChatAnswer:
 
     def _chunk(
         self,
-        delta: ChatDelta,
-        finish_reason: str | None = None,
-        logprobs: ChatLogprobs | None = None,
-        token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
+        choices: list[ChatChunkChoice],
+        usage: Usage | msgspec.UnsetType | None,
         prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
     ) -> ChatChunk:
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[ChatChunkChoice(self._index, delta, finish_reason, logprobs, token_ids)],
-            usage=None if self._wants_usage else msgspec.UNSET,
+            choices=choices,
+            usage=usage,
             prompt_token_ids=prompt_token_ids,
         )
 
     def _event(self, said: ChatDelta, delta: Delta) -> bytes:
         logprobs = make_chat_logprobs(delta.logprobs) if delta.logprobs else None
-        told = _NO_IDS if self._ids is None else self._ids.tell(delta)
-        return encode_data(_encode(self._chunk(said, delta.finish_reason, logprobs, *told)))
+        ids, prompt_ids = _NO_IDS if self._ids is None else self._ids.tell(delta)
+        choice = ChatChunkChoice(self._index, said, delta.finish_reason, logprobs, ids)
+        return encode_data(_encode(self._chunk([choice], self._no_usage, prompt_ids)))
 
 
-class CompletionAnswer:
+class CompletionAnswer(_Answer):
     """One choice of an answer of `/v1/completions`; `created` is in Unix seconds.
 
     With `echo`, its text begins with the prompt: with `echo` itself, or as its tokens say where that
     is empty; so do its log probabilities, if `tells_logprobs`.
     """
 
-    ends_itself: ClassVar = True
-    keeps_text: ClassVar = False
+    _kind = "cmpl"
 
     def __init__(
         self,
-        answer_id: str,
-        model: str,
-        created: int,
-        *,
-        wants_usage: bool,
-        index: int = 0,
-        tells_ids: bool = False,
+        *known: Any,
         echo: str | None = None,
         tells_logprobs: bool = True,
+        **told: Any,
     ) -> None:
-        self._id, self._model, self._created = f"cmpl-{answer_id}", model, created
-        self._wants_usage, self._index = wants_usage, index
-        self._ids = _TokenIds() if tells_ids else None
+        super().__init__(*known, **told)
         self._echo, self._tells_logprobs = echo, tells_logprobs
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
         self._begins_prompt = False
-        """Whether the first of them is the first of the prompt."""
+        """Whether the first of its log probabilities is that of the prompt's first token."""
         self._offsets = TextOffsets()
-        self._finish_reason: str | None = None
-        self._template: TextTemplate | None = None
 
     def add_event(self, delta: Delta) -> bytes:
         begins = False
         if self._echo is not None:
             delta, begins = self._behind_prompt(delta, self._echo)
         if delta.finish_reason is not None or delta.logprobs or self._ids is not None:
-            logprobs = None
-            if delta.logprobs:
-                logprobs = make_completion_logprobs(
-                    delta.logprobs, self._offsets, begins_prompt=begins
-                )
+            logprobs = make_completion_logprobs(delta.logprobs, self._offsets, begins_prompt=begins)
             told = _NO_IDS if self._ids is None else self._ids.tell(delta)
-            chunk = self._chunk(delta.text, delta.finish_reason, logprobs, *told)
-            return encode_data(_encode(chunk))
+            said = CompletionChoice(self._index, delta.text, delta.finish_reason, logprobs, *told)
+            return encode_data(_encode(self._chunk([said], self._no_usage)))
         if not delta.text:
             return b""
         if self._template is None:
-            self._template = TextTemplate(self._chunk(TextTemplate.MARK))
+            said = CompletionChoice(self._index, TextTemplate.MARK)
+            self._template = TextTemplate(self._chunk([said], self._no_usage))
         return self._template.render(delta.text)
-
-    def end_events(self, usage: Usage) -> bytes:
-        if not self._wants_usage:
-            return DONE
-        return encode_data(_encode(self._completion([], usage))) + DONE
-
-    def error_events(self, status: int, error: ErrorDetail) -> bytes:
-        return encode_data(error_body(status, error, ""))
 
     def add_text(self, delta: Delta) -> None:
         if self._echo is not None:
             delta, self._begins_prompt = self._behind_prompt(delta, self._echo)
-        self._texts.append(delta.text)
-        self._logprobs += delta.logprobs
-        if self._ids is not None:
-            self._ids.keep(delta)
-        if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
+        super().add_text(delta)
 
     def to_body(self, usage: Usage, others: Sequence[CompletionAnswer] = ()) -> bytes:
-        return _encode(self._completion([each.choice() for each in (self, *others)], usage))
+        return _encode(self._chunk([each.choice() for each in (self, *others)], usage))
 
     def _behind_prompt(self, delta: Delta, text: str) -> tuple[Delta, bool]:
         """The first delta behind the prompt, and whether log probabilities of that stand before its own."""
@@ -564,31 +550,14 @@ class CompletionAnswer:
 
     def choice(self) -> CompletionChoice:
         """What the whole answer has of this choice."""
-        logprobs = None
-        if self._logprobs:
-            logprobs = make_completion_logprobs(
-                self._logprobs, self._offsets, begins_prompt=self._begins_prompt
-            )
-        ids = self._ids
-        told = _NO_IDS if ids is None else (ids.answer, ids.prompt)
+        logprobs = make_completion_logprobs(
+            self._logprobs, self._offsets, begins_prompt=self._begins_prompt
+        )
+        told = _NO_IDS if self._ids is None else (self._ids.answer, self._ids.prompt)
         text = "".join(self._texts)
         return CompletionChoice(self._index, text, self._finish_reason, logprobs, *told)
 
     def _chunk(
-        self,
-        text: str,
-        finish_reason: str | None = None,
-        logprobs: CompletionLogprobs | None = None,
-        token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
-        prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
-    ) -> Completion:
-        usage = None if self._wants_usage else msgspec.UNSET
-        choice = CompletionChoice(
-            self._index, text, finish_reason, logprobs, token_ids, prompt_token_ids
-        )
-        return self._completion([choice], usage)
-
-    def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
     ) -> Completion:
         return Completion(

@@ -24,7 +24,7 @@ from .answers import (
     make_chat_logprobs,
 )
 from .generate import Delta, FinishReason, TokenLogprob
-from .tool_calls import CallPiece, ToolCallParser
+from .tool_calls import CallPiece, PartedAnswer
 
 _encode = msgspec.json.Encoder().encode
 _DELTA: Final = "response.output_text.delta"
@@ -148,29 +148,22 @@ class _Item:
         return OutputText(text="".join(self.texts), logprobs=self.logprobs)
 
 
-class ResponsesAnswer:
-    """One answer of `/v1/responses`, which repeats `echo`; `created` is in Unix seconds.
+class ResponsesAnswer(PartedAnswer):
+    """One answer of `/v1/responses`, which repeats `echo`; `created` is in Unix seconds."""
 
-    With `calls_tools` its calls are taken out of the text.
-    """
-
-    ends_itself: ClassVar = False
     keeps_text: ClassVar = True
 
     def __init__(
         self, echo: dict[str, Any], answer_id: str, model: str, created: int, *, calls_tools: bool
     ) -> None:
-        self._id, self._model, self._created, self._echo = answer_id, model, created, echo
-        self._parser = ToolCallParser() if calls_tools else None
+        super().__init__(answer_id, model, calls_tools=calls_tools)
+        self._created, self._echo = created, echo
         self._output: list[OutputMessage | FunctionCall] = []
         """The items that are complete."""
         self._item: _Item | None = None
         self._held: list[TokenLogprob] = []
         """Of tokens whose text has not come."""
-        self._reason: FinishReason | None = None
         self._number = 0
-        self._events: list[bytes] | None = None
-        """Since the last ones were taken; None where nobody wants any."""
         self._template: tuple[bytes, bytes, list[str]] | None = None
         """An event of text that goes on with the item that grows: what stands before the text, and
         between it and the event's number; and the texts so far."""
@@ -200,30 +193,19 @@ class ResponsesAnswer:
 
     def add_text(self, delta: Delta) -> None:
         self._held += delta.logprobs
-        if self._parser is None:
-            if delta.text:
-                self._add(delta.text)
-        elif delta.text:
-            self._add_pieces(self._parser.push(delta.text))
-        if delta.finish_reason is not None:
-            self._reason = delta.finish_reason
+        super().add_text(delta)
 
-    def _add_pieces(self, pieces: list[str | CallPiece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self._add(piece)
-                continue
-            # Of what became a call nobody is told log probabilities.
-            self._held = []
-            if piece.name:
-                self._close("completed")
-                self._open(piece.name, f"call_{self._id}_{piece.index}")
-            if piece.arguments and self._item is not None:
-                self._item.texts.append(piece.arguments)
-                self._say_of_item("response.function_call_arguments.delta", delta=piece.arguments)
+    def _add_call(self, piece: CallPiece) -> None:
+        # Of what became a call nobody is told log probabilities.
+        self._held = []
+        if piece.name:
+            self._close("completed")
+            self._open(piece.name, f"call_{self._id}_{piece.index}")
+        if piece.arguments and self._item is not None:
+            self._item.texts.append(piece.arguments)
+            self._say_of_item("response.function_call_arguments.delta", delta=piece.arguments)
 
     def _add(self, text: str) -> None:
-        """Text for the message that grows, or for a new one."""
         item = self._item
         if item is None or item.name:
             self._close("completed")
@@ -234,7 +216,20 @@ class ResponsesAnswer:
             logprobs = self._keep_logprobs(item)
             self._say_of_item(_DELTA, content_index=0, delta=text, logprobs=logprobs)
         else:
-            self._events.append(self._more(self._template or self._make_template(item), text))
+            if self._template is None:
+                event = {
+                    "type": _DELTA,
+                    "item_id": item.id,
+                    "output_index": len(self._output),
+                    "content_index": 0,
+                    "delta": TextTemplate.MARK,
+                    "logprobs": [],
+                    "sequence_number": 0,
+                }
+                data = encode_data(_encode(event), _DELTA.encode()).rstrip().removesuffix(_NUMBER)
+                head, tail = data.split(_encode(TextTemplate.MARK))
+                self._template = head, tail, item.texts
+            self._events.append(self._more(self._template, text))
             return
         item.texts.append(text)
 
@@ -341,31 +336,9 @@ class ResponsesAnswer:
         )
 
     def _say(self, kind: str, **told: Any) -> None:
-        """Add an event, unless nobody wants any."""
-        if self._events is not None:
-            event = {"type": kind, **told, "sequence_number": self._number}
-            self._events.append(encode_data(_encode(event), kind.encode()))
-            self._number += 1
+        super()._say(kind, **told, sequence_number=self._number)
+        self._number += self._events is not None
 
     def _say_of_item(self, kind: str, **told: Any) -> None:
         if self._item is not None:
             self._say(kind, item_id=self._item.id, output_index=len(self._output), **told)
-
-    def _make_template(self, item: _Item) -> tuple[bytes, bytes, list[str]]:
-        event = {
-            "type": _DELTA,
-            "item_id": item.id,
-            "output_index": len(self._output),
-            "content_index": 0,
-            "delta": TextTemplate.MARK,
-            "logprobs": [],
-            "sequence_number": 0,
-        }
-        data = encode_data(_encode(event), _DELTA.encode()).rstrip().removesuffix(_NUMBER)
-        head, tail = data.split(_encode(TextTemplate.MARK))
-        self._template = head, tail, item.texts
-        return self._template
-
-    def _taken(self) -> bytes:
-        events, self._events = self._events or [], []
-        return b"".join(events)

@@ -1,4 +1,4 @@
-"""How an answer calls tools, in its text, and how the calls are taken out of it. Sans-IO.
+"""How an answer calls tools, in its text, how the calls are taken out of it, and how a chat tells them. Sans-IO.
 
 The form is Hermes', which Qwen and many others write too, and which every other model is asked for
 (`engines/llamacpp/chat_template.py`):
@@ -15,9 +15,22 @@ from __future__ import annotations
 import enum
 import json
 import re
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
 
 import attrs
+import msgspec
+
+from .answers import (
+    ChatAnswer,
+    ChatDelta,
+    ChatReply,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    encode_data,
+)
+from .generate import Delta, FinishReason
 
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
@@ -27,6 +40,7 @@ _HEAD: Final = re.compile(
 _HEAD_CHARS_MAX: Final = 1024
 _NAME: Final = re.compile(r'[^"\\\ud800-\udfff]{1,64}\Z')
 _MARKS: Final = re.compile(r'["\\{}\[\]]')
+_encode = msgspec.json.Encoder().encode
 
 
 @attrs.frozen
@@ -193,3 +207,116 @@ def _whole(body: str) -> tuple[str, str] | None:
         # Half of a character may be escaped, as JSON allows, and cannot be sent.
         return name, arguments.encode("utf-8", "replace").decode()
     return name, json.dumps(arguments)
+
+
+class ToolAnswer(ChatAnswer):
+    """One choice of an answer of `/v1/chat/completions` to a request with tools."""
+
+    def __init__(self, answer_id: str, *known: Any, index: int = 0, **told: Any) -> None:
+        super().__init__(answer_id, *known, index=index, **told)
+        self._call_prefix = f"call_{answer_id}_{index}" if index else f"call_{answer_id}"
+        self._parser = ToolCallParser()
+        self._called: list[tuple[str, list[str]]] = []
+
+    def add_event(self, delta: Delta) -> bytes:
+        events = [
+            super(ToolAnswer, self).add_event(Delta(piece))
+            if isinstance(piece, str)
+            else self._call_event(piece)
+            for piece in self._pieces(delta)
+        ]
+        if delta.logprobs or delta.finish_reason is not None or self._ids is not None:
+            events.append(super().add_event(self._rest(delta)))
+        return b"".join(events)
+
+    def add_text(self, delta: Delta) -> None:
+        for piece in self._pieces(delta):
+            if isinstance(piece, str):
+                super().add_text(Delta(piece))
+            elif piece.name:
+                self._called.append((piece.name, [piece.arguments]))
+            else:
+                self._called[-1][1].append(piece.arguments)
+        super().add_text(self._rest(delta))
+
+    def _reply(self, text: str) -> ChatReply:
+        if not self._called:
+            return super()._reply(text)
+        calls = [
+            ToolCall(f"{self._call_prefix}_{index}", FunctionDelta(name, "".join(arguments)))
+            for index, (name, arguments) in enumerate(self._called)
+        ]
+        return ChatReply("assistant", text or None, calls)
+
+    def _pieces(self, delta: Delta) -> list[str | CallPiece]:
+        pieces = self._parser.push(delta.text) if delta.text else []
+        return pieces if delta.finish_reason is None else pieces + self._parser.finish()
+
+    def _rest(self, delta: Delta) -> Delta:
+        """What is left of a delta behind its text and calls."""
+        reason = delta.finish_reason
+        if reason is FinishReason.STOP and self._parser.call_count:
+            reason = FinishReason.TOOL_CALLS
+        return msgspec.structs.replace(delta, text="", finish_reason=reason)
+
+    def _call_event(self, piece: CallPiece) -> bytes:
+        call = ToolCallDelta(piece.index, FunctionDelta(arguments=piece.arguments))
+        if piece.name:
+            call = ToolCallDelta(
+                piece.index,
+                FunctionDelta(piece.name, piece.arguments),
+                f"{self._call_prefix}_{piece.index}",
+                "function",
+            )
+        role = None if self._is_begun else "assistant"
+        self._is_begun = True
+        return self._event(ChatDelta(role=role, tool_calls=[call]), Delta())
+
+
+class PartedAnswer(ABC):
+    """An answer in parts of which events tell how they grow: text, and calls of tools.
+
+    With `calls_tools` its calls are taken out of the text.
+    """
+
+    ends_itself: ClassVar = False
+
+    def __init__(self, answer_id: str, model: str, *, calls_tools: bool) -> None:
+        self._id, self._model = answer_id, model
+        self._parser = ToolCallParser() if calls_tools else None
+        self._reason: FinishReason | None = None
+        self._events: list[bytes] | None = None
+        """Since the last ones were taken; None where nobody wants any."""
+
+    def add_text(self, delta: Delta) -> None:
+        if self._parser is None:
+            if delta.text:
+                self._add(delta.text)
+        elif delta.text:
+            self._add_pieces(self._parser.push(delta.text))
+        if delta.finish_reason is not None:
+            self._reason = delta.finish_reason
+
+    def _add_pieces(self, pieces: list[str | CallPiece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._add(piece)
+            else:
+                self._add_call(piece)
+
+    @abstractmethod
+    def _add(self, text: str) -> None:
+        """Text for the part that grows, or for a new one."""
+
+    @abstractmethod
+    def _add_call(self, piece: CallPiece) -> None:
+        """A call that begins, or more of the one that grows."""
+
+    def _say(self, kind: str, **told: Any) -> None:
+        """Add an event, unless nobody wants any."""
+        if self._events is not None:
+            self._events.append(encode_data(_encode({"type": kind, **told}), kind.encode()))
+
+    def _taken(self) -> bytes:
+        events, self._events = self._events or [], []
+        return b"".join(events)

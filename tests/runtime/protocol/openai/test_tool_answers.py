@@ -9,7 +9,7 @@ import pytest
 
 from trinamo.runtime.protocol.openai.answers import Usage
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.protocol.openai.tool_answers import ToolAnswer
+from trinamo.runtime.protocol.openai.tool_calls import ToolAnswer
 
 
 def reply_to(text: str) -> dict[str, Any]:
