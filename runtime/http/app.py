@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..logs.access import AccessLog
 from ..metrics.metrics import CONTENT_TYPE, Metrics
+from ..protocol.openai.answers import Model
 from ..traces.ring import Traces, view_requests
 from ..view.overview import FrontendView
 from ..view.requests import ask_places
@@ -96,41 +97,36 @@ def build_app(
     which must not wait, is what `/status` tells; with `targets` there is `/sd`.
     """
 
-    async def list_models(_: Request) -> Response:
-        return json_response(manager.describe_all())
-
-    async def describe_model(request: Request) -> Response:
+    def describe_model(request: Request) -> Model:
         model = request.path_params["model"]
         if not model:
             raise _nothing_at(request)
-        return json_response(manager.describe(model))
+        return manager.describe(model)
 
-    async def health(_: Request) -> Response:
+    def check_health() -> HealthAnswer:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
-        told = status_of(manager, admission)
-        return json_response(
-            {
-                "status": told,
-                "models": manager.models(),
-                "in_flight": admission.in_flight,
-                "waiting": admission.queue.length,
-            },
-            200 if told == "ready" else 503,
-        )
+        status = status_of(manager, admission)
+        facts = {
+            "models": manager.models(),
+            "in_flight": admission.in_flight,
+            "waiting": admission.queue.length,
+        }
+        return HealthAnswer(status == "ready", status, facts)
+
+    # When it is asked for: most frontends never are, and it takes some milliseconds.
+    @cache
+    def document() -> dict[str, Any]:
+        paths = [each.path.replace(":path}", "}") for each in routes]
+        return openapi_document(paths, needs_key=admission.keys is not None)
 
     routes = [
-        Route("/v1/models", list_models),
-        Route("/v1/models/{model:path}", describe_model),
-        Route("/health", health),
-        status_route(view),
-        Route("/live", live),
-        metrics_route(manager.metrics),
-        trace_route(traces),
+        _telling("/v1/models", lambda _: manager.describe_all()),
+        _telling("/v1/models/{model:path}", describe_model),
+        *_process_routes(manager.metrics, traces, check_health),
+        *operator_routes(view, targets),
+        *handled_routes(handlers),
+        _telling("/openapi.json", lambda _: document()),
     ]
-    if targets is not None:
-        routes.append(sd_route(targets))
-    routes += handled_routes(handlers)
-    routes.append(_document_route(routes, needs_key=admission.keys is not None))
     built = build_starlette(routes)
     if admission.keys is not None:
         built.add_middleware(NeedsKey, keys=admission.keys)
@@ -160,61 +156,47 @@ def status_of(manager: ModelManager, admission: Admission) -> str:
     return "ready" if manager.has_instance else "unavailable"
 
 
-async def live(_: Request) -> Response:
-    """The process runs its loop; whether it is of use is what `/health` says."""
-    return json_response({"status": "live"})
+def _telling(path: str, find: Callable[[Request], Any]) -> Route:
+    """`GET` of what `find`, which must not wait, says."""
+
+    async def tell(request: Request) -> Response:
+        return json_response(find(request))
+
+    return Route(path, tell)
 
 
-def metrics_route(metrics: Metrics) -> Route:
-    """`GET /metrics` in Prometheus' text format."""
+def _process_routes(
+    metrics: Metrics, traces: Traces, check_health: Callable[[], HealthAnswer]
+) -> list[Route]:
+    """What every process tells: whether it is of use, that it runs its loop, metrics, one request."""
+
+    async def health(_: Request) -> Response:
+        found = check_health()
+        return json_response(
+            {"status": found.status, **found.facts}, 200 if found.is_ready else 503
+        )
 
     async def expose(_: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    return Route("/metrics", expose)
+    return [
+        Route("/health", health),
+        _telling("/live", lambda _: {"status": "live"}),
+        Route("/metrics", expose),
+        _telling("/traces/{request_id}", lambda r: traces.find(r.path_params["request_id"])),
+    ]
 
 
-def status_route(view: Callable[[], FrontendView]) -> Route:
-    """`GET /status`: what `view`, which must not wait, tells."""
+def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | None) -> list[Route]:
+    """`GET /status`, what a frontend knows, and `GET /sd`, whom Prometheus should scrape."""
+    routes = [_telling("/status", lambda _: view())]
+    if targets is not None:
 
-    async def tell(_: Request) -> Response:
-        return json_response(view())
+        async def list_targets(request: Request) -> Response:
+            return json_response(await targets.groups(request.headers.get("host", "")))
 
-    return Route("/status", tell)
-
-
-def sd_route(targets: ScrapeTargets) -> Route:
-    """`GET /sd`: whom Prometheus should scrape."""
-
-    async def list_targets(request: Request) -> Response:
-        return json_response(await targets.groups(request.headers.get("host", "")))
-
-    return Route("/sd", list_targets)
-
-
-def _document_route(routes: Sequence[Route], *, needs_key: bool) -> Route:
-    """`GET /openapi.json`: which of the routes there are, and what they take and answer."""
-    path = "/openapi.json"
-    paths = [each.path.replace(":path}", "}") for each in routes]
-
-    # When it is asked for: most frontends never are, and it takes some milliseconds.
-    @cache
-    def document() -> Response:
-        return json_response(openapi_document([*paths, path], needs_key=needs_key))
-
-    async def describe(_: Request) -> Response:
-        return document()
-
-    return Route(path, describe)
-
-
-def trace_route(traces: Traces) -> Route:
-    """`GET /traces/{id}`: what became of one request here, for whoever knows one of its ids."""
-
-    async def find(request: Request) -> Response:
-        return json_response(traces.find(request.path_params["request_id"]))
-
-    return Route("/traces/{request_id}", find)
+        routes.append(Route("/sd", list_targets))
+    return routes
 
 
 # --- status ports ---
@@ -239,34 +221,14 @@ def build_status_app(
 
     `more` are routes that a role adds.
     """
-
-    async def health(_: Request) -> Response:
-        found = check_health()
-        return json_response(
-            {"status": found.status, **found.facts}, 200 if found.is_ready else 503
-        )
-
-    async def recent(_: Request) -> Response:
-        return json_response(traces.recent())
-
-    async def requests(_: Request) -> Response:
-        return json_response(view_requests(traces))
-
-    routes = [
-        Route("/health", health),
-        Route("/live", live),
-        metrics_route(metrics),
-        Route("/traces", recent),
-        Route("/requests", requests),
-        trace_route(traces),
-        *more,
-    ]
-    return build_starlette(routes)
-
-
-def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | None) -> list[Route]:
-    """What a frontend's status port tells besides: all that it knows, and whom to scrape."""
-    return [status_route(view), *([] if targets is None else [sd_route(targets)])]
+    return build_starlette(
+        [
+            *_process_routes(metrics, traces, check_health),
+            _telling("/traces", lambda _: traces.recent()),
+            _telling("/requests", lambda _: view_requests(traces)),
+            *more,
+        ]
+    )
 
 
 def tasks_routes(

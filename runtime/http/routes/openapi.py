@@ -27,17 +27,7 @@ from ...protocol.openai.answers import (
     Model,
     ModelList,
 )
-from ...protocol.openai.fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    COUNT_FIELDS,
-    DETOKENIZE_FIELDS,
-    EMBEDDINGS_FIELDS,
-    MESSAGES_FIELDS,
-    RESPONSES_FIELDS,
-    TOKENIZE_FIELDS,
-    Field,
-)
+from ...protocol.openai.fields import ENDPOINTS, Field
 from ...protocol.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...protocol.openai.responses import ResponsesRequest
 from ...protocol.openai.responses_answer import Response
@@ -106,72 +96,52 @@ _EVENT_STREAM: Final = {
     "description": "With `stream: true`: one JSON object in each `data:` line, then `data: [DONE]`, or in"
     " the newer APIs the event that says so. An answer that broke ends with an error object instead.",
 }
+
+
+def _inference(
+    name: str, summary: str, body: Any, *answers: Any, error: Any = ErrorBody
+) -> _Operation:
+    """An endpoint that models answer: whole, and, where there is a second schema, as events."""
+    told = dict(zip((JSON, EVENTS), answers, strict=False))
+    return _Operation(name, summary, told, body, "post", _INFERENCE, error)
+
+
 OPERATIONS: Final[Mapping[str, _Operation]] = {
-    "/v1/chat/completions": _Operation(
+    "/v1/chat/completions": _inference(
         "createChatCompletion",
         "Answer a chat, whole or as a stream of chunks.",
-        {JSON: ChatCompletion, EVENTS: ChatChunk},
-        ChatCompletionRequest,
-        "post",
-        _INFERENCE,
+        *(ChatCompletionRequest, ChatCompletion, ChatChunk),
     ),
-    "/v1/completions": _Operation(
+    "/v1/completions": _inference(
         "createCompletion",
         "Continue a prompt, whole or as a stream of chunks.",
-        {JSON: Completion, EVENTS: Completion},
-        CompletionRequest,
-        "post",
-        _INFERENCE,
+        *(CompletionRequest, Completion, Completion),
     ),
-    "/v1/embeddings": _Operation(
-        "createEmbedding",
-        "Embed texts, each by itself.",
-        {JSON: Embeddings},
-        EmbeddingsRequest,
-        "post",
-        _INFERENCE,
+    "/v1/embeddings": _inference(
+        "createEmbedding", "Embed texts, each by itself.", EmbeddingsRequest, Embeddings
     ),
-    "/tokenize": _Operation(
+    "/tokenize": _inference(
         "tokenize",
         "The tokens of a text, or of a chat as the model sees it.",
-        {JSON: Tokens},
-        TokenizeRequest,
-        "post",
-        _INFERENCE,
+        *(TokenizeRequest, Tokens),
     ),
-    "/detokenize": _Operation(
-        "detokenize",
-        "The text of tokens.",
-        {JSON: Detokenized},
-        DetokenizeRequest,
-        "post",
-        _INFERENCE,
-    ),
-    "/v1/messages": _Operation(
+    "/detokenize": _inference("detokenize", "The text of tokens.", DetokenizeRequest, Detokenized),
+    "/v1/messages": _inference(
         "createMessage",
         "Answer a chat in Anthropic's form, whole or as a stream of events.",
-        {JSON: MessageAnswer, EVENTS: MessageAnswer},
-        MessagesRequest,
-        "post",
-        _INFERENCE,
-        MessagesError,
+        *(MessagesRequest, MessageAnswer, MessageAnswer),
+        error=MessagesError,
     ),
-    "/v1/messages/count_tokens": _Operation(
+    "/v1/messages/count_tokens": _inference(
         "countMessageTokens",
         "How many tokens a chat in Anthropic's form has.",
-        {JSON: TokenCount},
-        CountTokensRequest,
-        "post",
-        _INFERENCE,
-        MessagesError,
+        *(CountTokensRequest, TokenCount),
+        error=MessagesError,
     ),
-    "/v1/responses": _Operation(
+    "/v1/responses": _inference(
         "createResponse",
         "Answer text or items, whole or as a stream of events; nothing is stored.",
-        {JSON: Response, EVENTS: Response},
-        ResponsesRequest,
-        "post",
-        _INFERENCE,
+        *(ResponsesRequest, Response, Response),
     ),
     "/v1/models": _Operation("listModels", "The models that are served now.", {JSON: ModelList}),
     "/v1/models/{model}": _Operation(
@@ -198,14 +168,7 @@ OPERATIONS: Final[Mapping[str, _Operation]] = {
     "/openapi.json": _Operation("getDocument", "This document.", {JSON: dict[str, Any]}),
 }
 _FIELDS: Final[Mapping[Any, Mapping[str, Field]]] = {
-    ChatCompletionRequest: CHAT_FIELDS,
-    CompletionRequest: COMPLETION_FIELDS,
-    ResponsesRequest: RESPONSES_FIELDS,
-    MessagesRequest: MESSAGES_FIELDS,
-    CountTokensRequest: COUNT_FIELDS,
-    EmbeddingsRequest: EMBEDDINGS_FIELDS,
-    TokenizeRequest: TOKENIZE_FIELDS,
-    DetokenizeRequest: DETOKENIZE_FIELDS,
+    OPERATIONS[path].body: fields for path, fields in ENDPOINTS.items()
 }
 """Of the bodies that are told field by field."""
 _PARAMETERS: Final = (
