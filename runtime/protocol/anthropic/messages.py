@@ -9,7 +9,7 @@ undecoded until the model is known. Answers: `answers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, ClassVar, Final, Literal
 
@@ -20,7 +20,7 @@ from ...errors import RequestError
 from ..openai.fields import COUNT_FIELDS, MESSAGES_FIELDS, BodyDecoder
 from ..openai.generate import (
     SCHEMA_CHARS_MAX,
-    TOOLS_CHARS_MAX,
+    UNSAID,
     ChatMessage,
     GenerateRequest,
     Positive,
@@ -32,7 +32,7 @@ from ..openai.generate import (
 )
 from ..openai.requests import (
     CONTEXT_TOKENS_MAX,
-    NO_DEFAULTS,
+    BodyRequest,
     SharedRequest,
     fitting_turns,
     sampling_of,
@@ -40,18 +40,20 @@ from ..openai.requests import (
 )
 from ..openai.shaping import (
     ABSENT,
+    FlatTool,
     Name,
     calls_text,
+    check_length,
     check_name,
-    decode_part,
+    decode_json,
     is_absent,
     json_text,
+    nested_tools,
     tool_choice,
     tools_text,
 )
 
 _PASSED_OVER: Final = ("thinking", "redacted_thinking")
-_CALLED: Final = {"response_format": "output_config.format", "continue_final_message": "messages"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -72,12 +74,8 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | list[_Block]
 
 
-class _Tool(msgspec.Struct, frozen=True):
-    type: str | None = None
-    name: Name | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
+class _Tool(FlatTool, frozen=True, kw_only=True):
+    parameters: dict[str, Any] | None = msgspec.field(name="input_schema", default=None)
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -104,35 +102,35 @@ _format_decoder = msgspec.json.Decoder(_Format)
 _encode = msgspec.json.Encoder().encode
 
 
-class _Turned(msgspec.Struct, frozen=True, kw_only=True):
+class _Turned(BodyRequest, frozen=True, kw_only=True):
     """What makes a prompt."""
 
-    model: str | None = None
     messages: Raw
     system: Raw = ABSENT
     tools: Raw = ABSENT
     tool_choice: Raw = ABSENT
 
-    choices_each: ClassVar = 1
-
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.messages) + len(self.system) + len(self.tools)
-
-    def called(self, param: str) -> str:
-        """How the client calls what an engine refuses as `param`."""
-        return _CALLED.get(param, param)
+    kept: ClassVar[tuple[str, ...]] = ("messages", "system", "tools")
+    names: ClassVar[Mapping[str, str]] = {
+        "response_format": "output_config.format",
+        "continue_final_message": "messages",
+    }
 
     def _asked(self, model: str, context_tokens_max: int) -> dict[str, Any]:
         """The arguments of `GenerateRequest` that make a prompt."""
-        tools, names = tools_text(_nested_tools(self.tools))
+        tools, names = tools_text(
+            nested_tools(_tools_decoder, self.tools, (None, "custom"), "tools of your own are")
+        )
         choice = None
         if not is_absent(self.tool_choice):
-            choice = decode_part(_choice_decoder, self.tool_choice, "tool_choice")
-        messages = decode_part(_messages_decoder, self.messages, "messages")
+            choice = decode_json(_choice_decoder, self.tool_choice, "tool_choice")
+        messages = decode_json(_messages_decoder, self.messages, "messages")
+        first = []
+        if not is_absent(self.system):
+            system = decode_json(_system_decoder, self.system, "system")
+            first = [ChatMessage("system", _text_of(system, "system"))]
         turns = fitting_turns(
-            chain(_system_turns(self.system), _turns_of(messages)),
+            chain(first, _turns_of(messages)),
             len(messages),
             context_tokens_max,
             "messages",
@@ -160,19 +158,19 @@ class MessagesRequest(_Turned, frozen=True, kw_only=True):
     output_config: Raw = ABSENT
     output_format: Raw = ABSENT
 
-    @property
-    def is_streamed(self) -> bool:
-        return bool(self.stream)
-
-    @property
-    def content_bytes(self) -> int:
-        return super().content_bytes + len(self.output_config) + len(self.output_format)
+    kept: ClassVar[tuple[str, ...]] = (
+        "messages",
+        "system",
+        "tools",
+        "output_config",
+        "output_format",
+    )
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = NO_DEFAULTS,
+        sampling: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         shared = SharedRequest(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
@@ -187,13 +185,11 @@ class MessagesRequest(_Turned, frozen=True, kw_only=True):
 class CountTokensRequest(_Turned, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`."""
 
-    is_streamed: ClassVar = False
-
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = NO_DEFAULTS,
+        _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """As `MessagesRequest.to_generate`."""
         return GenerateRequest(task=Task.TOKENIZE, **self._asked(model, context_tokens_max))
@@ -204,13 +200,6 @@ decode_count_request: Final = BodyDecoder(CountTokensRequest, COUNT_FIELDS).deco
 
 
 # --- the turns -------------------------------------------------------------------------------
-
-
-def _system_turns(raw: Raw) -> list[ChatMessage]:
-    if is_absent(raw):
-        return []
-    given = decode_part(_system_decoder, raw, "system")
-    return [ChatMessage("system", _text_of(given, "system"))]
 
 
 def _turns_of(messages: Iterable[_Message]) -> Iterator[ChatMessage]:
@@ -284,43 +273,15 @@ def _schema_of(config: Raw, older: Raw) -> str:
     """The JSON schema that `output_config.format` asks for, or `output_format`, as it was called."""
     where, found = "output_config.format", None
     if not is_absent(config):
-        found = decode_part(_config_decoder, config, "output_config").format
+        found = decode_json(_config_decoder, config, "output_config").format
     elif not is_absent(older):
-        where, found = "output_format", decode_part(_format_decoder, older, "output_format")
+        where, found = "output_format", decode_json(_format_decoder, older, "output_format")
     if found is None:
         return ""
     if found.type != "json_schema" or is_absent(found.schema):
         raise RequestError(f"'{where}' must be a 'json_schema' with its 'schema'", param=where)
-    if len(found.schema) > SCHEMA_CHARS_MAX:
-        raise RequestError(f"'{where}' is longer than {SCHEMA_CHARS_MAX} characters", param=where)
+    check_length(found.schema, where, SCHEMA_CHARS_MAX, "characters")
     return json_text(found.schema, f"{where}.schema")
-
-
-def _nested_tools(raw: Raw) -> Raw:
-    """The tools in the form that OpenAI's chats have."""
-    if is_absent(raw) or len(raw) > TOOLS_CHARS_MAX:
-        return raw
-    nested = []
-    tools = decode_part(_tools_decoder, raw, "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.type not in (None, "custom"):
-            raise RequestError(
-                f"'{where}.type' is {tool.type[:40]!r}; only tools of your own are supported",
-                param=f"{where}.type",
-            )
-        if tool.name is None:
-            raise RequestError(f"'{where}.name' is missing", param=f"{where}.name")
-        check_name(tool.name, f"{where}.name")
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description is not None:
-            function["description"] = tool.description
-        if tool.input_schema is not None:
-            function["parameters"] = tool.input_schema
-        if tool.strict is not None:
-            function["strict"] = tool.strict
-        nested.append({"type": "function", "function": function})
-    return Raw(_encode(nested))
 
 
 def _nested_choice(choice: _Choice | None) -> Raw:

@@ -17,9 +17,18 @@ from msgspec import Raw
 from ...errors import RequestError
 from .fields import CHAT_FIELDS
 from .generate import CHOICES_MAX, SCHEMA_CHARS_MAX, STOP_CHARS_MAX
-from .shaping import ABSENT, ANY_OBJECT, decode_part, is_absent, json_text, refuse, schema_of
+from .shaping import (
+    ABSENT,
+    ANY_OBJECT,
+    check_length,
+    decode_json,
+    is_absent,
+    json_text,
+    refuse,
+    schema_of,
+)
 
-_FORM_BYTES_MAX: Final = SCHEMA_CHARS_MAX + 256
+_MORE_BYTES: Final = 256
 _RULE_OF_BNF: Final = re.compile(r"^\s*<?[\w-]+>?\s*::=", re.MULTILINE)
 
 
@@ -69,7 +78,7 @@ def _read(name: str, raw: Raw) -> dict[str, Any]:
     if name != "structured_outputs":
         (kind,) = CHAT_FIELDS[name].sets
         return {kind: _READERS[kind](raw, name)}
-    asked = decode_part(_structured_decoder, raw, name)
+    asked = decode_json(_structured_decoder, raw, name)
     for member in _REFUSED:
         refuse(getattr(asked, member), f"{name}.{member}")
     forms = [
@@ -88,17 +97,12 @@ def _read(name: str, raw: Raw) -> dict[str, Any]:
     return forms[0]
 
 
-def _check_length(raw: Raw, param: str) -> None:
-    if len(raw) > _FORM_BYTES_MAX:
-        raise RequestError(f"'{param}' is longer than {SCHEMA_CHARS_MAX} characters", param=param)
-
-
 def _schema(raw: Raw, param: str) -> str:
     """A schema, or JSON text of one."""
-    _check_length(raw, param)
+    check_length(raw, param, SCHEMA_CHARS_MAX, "characters", _MORE_BYTES)
     if not bytes(raw).startswith(b'"'):
         return json_text(raw, param)
-    text = decode_part(_text_decoder, raw, param)
+    text = decode_json(_text_decoder, raw, param)
     try:
         return json_text(Raw(text.encode()), param)
     except RequestError as error:
@@ -106,16 +110,16 @@ def _schema(raw: Raw, param: str) -> str:
 
 
 def _text(raw: Raw, param: str) -> str:
-    _check_length(raw, param)
-    found = decode_part(_text_decoder, raw, param)
+    check_length(raw, param, SCHEMA_CHARS_MAX, "characters", _MORE_BYTES)
+    found = decode_json(_text_decoder, raw, param)
     if not found:
         raise RequestError(f"'{param}' is empty, which no answer is", param=param)
     return found
 
 
 def _choices(raw: Raw, param: str) -> list[str]:
-    _check_length(raw, param)
-    found = decode_part(_texts_decoder, raw, param)
+    check_length(raw, param, SCHEMA_CHARS_MAX, "characters", _MORE_BYTES)
+    found = decode_json(_texts_decoder, raw, param)
     if not 1 <= len(found) <= CHOICES_MAX:
         raise RequestError(
             f"'{param}' holds {len(found)} texts; it must have 1 to {CHOICES_MAX}", param=param

@@ -14,11 +14,11 @@ from msgspec import Raw
 from typing_extensions import Buffer
 
 from ...errors import RequestError
+from ..undecodable import UNDECODABLE
 from .fields import FORMS
 from .generate import GenerateRequest, PassedRequest
-from .shaping import decode_json, decode_part
+from .shaping import ABSENT, decode_json
 
-_ABSENT: Final = Raw()
 _FORMS: Final = tuple(name for name in FORMS if name != "response_format")
 _SPENT: Final = {"index": 0, "delta": {}, "finish_reason": "length"}
 
@@ -49,9 +49,9 @@ class _Chat(msgspec.Struct, frozen=True):
 
 
 class _Prompt(msgspec.Struct, frozen=True):
-    messages: Raw = _ABSENT
-    prompt: Raw = _ABSENT
-    input: Raw = _ABSENT
+    messages: Raw = ABSENT
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
 
 
 _passed_decoder = msgspec.json.Decoder(_Passed)
@@ -76,7 +76,7 @@ def prompt_of(request: GenerateRequest) -> bytes:
     """The part of a body that is computed first: equal beginnings may be cached in one place."""
     try:
         found = _prompt_decoder.decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return b""
     return bytes(found.messages or found.prompt or found.input)
 
@@ -96,11 +96,11 @@ def can_go_on(body: bytes) -> bool:
     """
     try:
         chat, members = _chat_decoder.decode(body), _members_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return False
     if chat.response_format is not None and chat.response_format.type != "text":
         return False
-    if any(bytes(members.get(name, _ABSENT)) not in (b"", b"null") for name in _FORMS):
+    if any(bytes(members.get(name, ABSENT)) not in (b"", b"null") for name in _FORMS):
         return False
     has_turn = bool(chat.messages) and chat.messages[-1].role != "assistant"
     return has_turn and chat.n in (None, 1)
@@ -118,12 +118,12 @@ def with_assistant_prefix(
     if not can_go_on(body):
         raise RequestError("this chat cannot go on behind a part of its answer")
     members = decode_json(_members_decoder, body)
-    turns = decode_part(_turns_decoder, members["messages"], "messages")
+    turns = decode_json(_turns_decoder, members["messages"], "messages")
     turns.append(Raw(_encode({"role": "assistant", "content": text})))
     members["messages"] = Raw(_encode(turns))
     for name in ("max_tokens", "max_completion_tokens"):
         if name in members:
-            allowed = decode_part(_count_decoder, members[name], name)
+            allowed = decode_json(_count_decoder, members[name], name)
             if allowed is not None:
                 if allowed <= tokens:
                     return None
@@ -139,7 +139,7 @@ def continued(data: bytes, opening: bytes, delivered: int) -> bytes:
     """
     event = decode_json(_members_decoder, data)
     event |= {name: told for name, told in _opened(opening).items() if name == "id"}
-    usage = decode_part(_usage_decoder, event.get("usage", Raw(b"null")), "usage")
+    usage = decode_json(_usage_decoder, event.get("usage", Raw(b"null")), "usage")
     for name, more in (("prompt_tokens", -delivered), ("completion_tokens", delivered)):
         if usage and type(usage.get(name)) is int:
             usage[name] = max(usage[name] + more, 0)
@@ -156,7 +156,7 @@ def last_chunk(opening: bytes) -> bytes:
 def _opened(opening: bytes) -> dict[str, Raw]:
     try:
         return _members_decoder.decode(opening.partition(b"data: ")[2])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return {}
 
 

@@ -13,15 +13,16 @@ What this module does not do: the form of an answer (`forms.py`), answers (`answ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
 from ...errors import ContextLengthError, RequestError
+from ..undecodable import UNDECODABLE
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, FORMS, BodyDecoder, UnknownFields
 from .forms import form_of
 from .generate import (
@@ -29,6 +30,7 @@ from .generate import (
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
     TOKEN_CHARS_MAX,
+    UNSAID,
     ChatMessage,
     GenerateRequest,
     MinP,
@@ -45,8 +47,9 @@ from .shaping import (
     ABSENT,
     calls_text,
     chat_logprobs,
+    check_length,
     completion_logprobs,
-    decode_part,
+    decode_json,
     is_absent,
     logit_bias,
     object_text,
@@ -66,7 +69,6 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 _STOP_TOKENS_BYTES_MAX: Final = STOP_TOKENS_MAX * 64
 _UNBOUNDED: Final = -1
 """A `max_tokens` that bounds nothing, as llama.cpp's server has it."""
-NO_DEFAULTS: Final = SamplingDefaults()
 _SAMPLED: Final = SamplingDefaults.__struct_fields__
 _sampled_values: Final = attrgetter(*_SAMPLED)
 _form_values: Final = attrgetter(*FORMS)
@@ -86,10 +88,38 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints take. Null means: not given."""
+class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bodies of all endpoints have in common. Null means: not given."""
 
     model: str | None = None
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The fields that hold what a request keeps of its body."""
+    names: ClassVar[Mapping[str, str]] = {}
+    """How the client calls what an engine refuses, where it calls it otherwise."""
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(getattr(self, "stream", None))
+
+    @property
+    def choices_each(self) -> int:
+        """How many answers are wanted to each prompt."""
+        return 1
+
+    @property
+    def content_bytes(self) -> int:
+        """The part of the body that a request keeps."""
+        return sum(len(getattr(self, name) or b"") for name in self.kept)
+
+    def called(self, param: str) -> str:
+        """How the client calls what an engine refuses as `param`."""
+        return self.names.get(param, param)
+
+
+class SharedRequest(BodyRequest, frozen=True, kw_only=True):
+    """What both endpoints take."""
+
     max_tokens: TokensMax | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -121,13 +151,12 @@ class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Raw = ABSENT
 
     @property
-    def is_streamed(self) -> bool:
-        return bool(self.stream)
+    def choices_each(self) -> int:
+        return 1 if self.n is None else self.n
 
     @property
-    def choices_each(self) -> int:
-        """How many answers are wanted to each prompt."""
-        return 1 if self.n is None else self.n
+    def content_bytes(self) -> int:
+        return super().content_bytes + sum(map(len, self.forms.values()))
 
     @property
     def wants_usage(self) -> bool:
@@ -143,7 +172,7 @@ class SharedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: raw for name, raw in zip(FORMS, values, strict=True) if not is_absent(raw)}
 
     def called(self, param: str) -> str:
-        """How the client calls what an engine refuses as `param`: a form has many names."""
+        """See `BodyRequest`: a form has many names."""
         return [*self.forms][-1] if param in FORMS else param
 
 
@@ -160,11 +189,13 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
+    kept: ClassVar[tuple[str, ...]] = ("messages", "tools")
+
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = NO_DEFAULTS,
+        sampling: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """What the engine of `model` is asked, with its `sampling` where the client says nothing.
 
@@ -202,11 +233,6 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
             )
         return continues
 
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.messages) + len(self.tools) + sum(map(len, self.forms.values()))
-
 
 class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
@@ -215,16 +241,13 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
     echo: bool | None = None
     best_of: Int64 | None = None
 
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.prompt) + sum(map(len, self.forms.values()))
+    kept: ClassVar[tuple[str, ...]] = ("prompt",)
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = NO_DEFAULTS,
+        sampling: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """As `ChatCompletionRequest.to_generate`; of several prompts the first: see `all_prompts`."""
         _refuse_shared(self)
@@ -279,15 +302,11 @@ def all_choices(
     return [
         one
         if number == 0 or seed is None
-        else msgspec.structs.replace(one, seed=_next_seed(seed, number))
+        # So many behind it, of those that JSON's 64 bits hold.
+        else msgspec.structs.replace(one, seed=(seed + number + 2**63) % 2**64 - 2**63)
         for one in asked
         for number in range(each)
     ]
-
-
-def _next_seed(seed: int, number: int) -> int:
-    """So many behind `seed`, of those that JSON's 64 bits hold."""
-    return (seed + number + 2**63) % 2**64 - 2**63
 
 
 def _tokens_max(request: SharedRequest, name: str, *, may_be_zero: bool = False) -> int | None:
@@ -342,9 +361,8 @@ def _stop_token_ids(raw: Raw) -> list[int]:
     param = "stop_token_ids"
     if is_absent(raw):
         return []
-    if len(raw) > _STOP_TOKENS_BYTES_MAX:
-        raise RequestError(f"'{param}' is longer than {_STOP_TOKENS_BYTES_MAX} bytes", param=param)
-    token_ids = decode_part(_tokens_decoder, raw, param)
+    check_length(raw, param, _STOP_TOKENS_BYTES_MAX)
+    token_ids = decode_json(_tokens_decoder, raw, param)
     if len(token_ids) > STOP_TOKENS_MAX:
         raise RequestError(
             f"'{param}' holds {len(token_ids)} tokens; at most {STOP_TOKENS_MAX} are allowed",
@@ -357,9 +375,8 @@ def stop_strings(raw: Raw, param: str = "stop") -> list[str]:
     """The stop strings that `param` holds: one, or a list of them; `RequestError`."""
     if is_absent(raw):
         return []
-    if len(raw) > STOP_BYTES_MAX:
-        raise RequestError(f"'{param}' is longer than {STOP_BYTES_MAX} bytes", param=param)
-    stop = decode_part(_stop_decoder, raw, param)
+    check_length(raw, param, STOP_BYTES_MAX)
+    stop = decode_json(_stop_decoder, raw, param)
     strings = [stop] if isinstance(stop, str) else stop
     if len(strings) > STOP_STRINGS_MAX:
         raise RequestError(
@@ -410,7 +427,7 @@ def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prom
     """The prompt that `param` holds; raises `RequestError` if it cannot fit the context."""
     kinds = _list_starts(raw)
     if kinds == '"':
-        prompt = decode_part(_text_decoder, raw, param)
+        prompt = decode_json(_text_decoder, raw, param)
         check_chars(len(prompt), context_tokens_max, param)
         return prompt, None
     if kinds == "[]":
@@ -421,7 +438,7 @@ def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prom
         raise ContextLengthError.of(context_tokens_max, f"{count} tokens", param)
     try:
         return None, _tokens_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(
             f"'{param}' must be a string, a list of token ids, or a list of these: {error}",
             param=param,
@@ -512,7 +529,7 @@ _messages_decoder = msgspec.json.Decoder(list[RequestMessage])
 
 def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
     """The turns of a chat; raises `RequestError` if they cannot fit the context."""
-    messages = decode_part(_messages_decoder, raw, "messages")
+    messages = decode_json(_messages_decoder, raw, "messages")
     turns = (_turn(i, message) for i, message in enumerate(messages))
     return fitting_turns(turns, len(messages), context_tokens_max, "messages")
 

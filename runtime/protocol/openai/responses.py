@@ -8,7 +8,7 @@ an earlier response is refused by name, and so are tools that a server runs itse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Final
 
@@ -20,7 +20,7 @@ from .fields import RESPONSES_FIELDS, SAMPLED, BodyDecoder
 from .generate import (
     SCHEMA_CHARS_MAX,
     TOOL_NAMED,
-    TOOLS_CHARS_MAX,
+    UNSAID,
     ChatMessage,
     GenerateRequest,
     MinP,
@@ -35,8 +35,8 @@ from .generate import (
 )
 from .requests import (
     CONTEXT_TOKENS_MAX,
-    NO_DEFAULTS,
     ROLES,
+    BodyRequest,
     Int64,
     SharedRequest,
     fitting_turns,
@@ -44,12 +44,15 @@ from .requests import (
 )
 from .shaping import (
     ABSENT,
+    FlatTool,
     Name,
     calls_text,
+    check_length,
     check_name,
-    decode_part,
+    decode_json,
     is_absent,
-    json_text,
+    nested_tools,
+    schema_of_type,
     tool_choice,
     tools_text,
 )
@@ -86,12 +89,8 @@ class _Text(msgspec.Struct, frozen=True):
     format: _Format | None = None
 
 
-class _Tool(msgspec.Struct, frozen=True):
+class _Tool(FlatTool, frozen=True, kw_only=True):
     type: str
-    name: Name | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -109,10 +108,9 @@ _include_decoder = msgspec.json.Decoder(list[str])
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesRequest(BodyRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`."""
 
-    model: str | None = None
     input: Raw
     instructions: str | None = None
     max_output_tokens: Positive | None = None
@@ -138,16 +136,19 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     include: Raw = ABSENT
     metadata: Raw = ABSENT
 
-    choices_each: ClassVar = 1
+    kept: ClassVar[tuple[str, ...]] = ("input", "instructions", "tools", "text")
+    names: ClassVar[Mapping[str, str]] = {"response_format": "text.format", "logprobs": "include"}
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = NO_DEFAULTS,
+        sampling: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
-        tools, names = tools_text(_nested_tools(self.tools))
+        tools, names = tools_text(
+            nested_tools(_tools_decoder, self.tools, ("function",), "'function' is")
+        )
         shared = SharedRequest(**{name: getattr(self, name) for name in SAMPLED})
         more = sampling_of(shared, sampling)
         more["json_schema"] = _schema_of(self.text)
@@ -167,31 +168,21 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
         wanted = (
             []
             if is_absent(self.include)
-            else decode_part(_include_decoder, self.include, "include")
+            else decode_json(_include_decoder, self.include, "include")
         )
         is_wanted = bool(self.top_logprobs) or LOGPROBS_INCLUDED in wanted
         return (self.top_logprobs or 0) if is_wanted else None
-
-    @property
-    def is_streamed(self) -> bool:
-        return bool(self.stream)
-
-    def called(self, param: str) -> str:
-        """How the client calls what an engine refuses as `param`."""
-        return {"response_format": "text.format", "logprobs": "include"}.get(param, param)
-
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.input) + len(self.instructions or "") + len(self.tools) + len(self.text)
 
     def echo(self, generate: GenerateRequest) -> dict[str, Any]:
         """What the answer repeats of the request, of which the engine is asked `generate`."""
         choice = generate.tool_choice or "auto"
         named = choice.removeprefix(TOOL_NAMED)
         tools = _any_decoder.decode(generate.tools) if generate.tools else []
-        text = {} if is_absent(self.text) else decode_part(_any_decoder, self.text, "text")
-        metadata = {} if is_absent(self.metadata) else self._metadata()
+        text = {} if is_absent(self.text) else decode_json(_any_decoder, self.text, "text")
+        metadata: dict[str, str] = {}
+        if not is_absent(self.metadata):
+            check_length(self.metadata, "metadata", _METADATA_BYTES_MAX)
+            metadata = decode_json(_metadata_decoder, self.metadata, "metadata")
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -205,13 +196,6 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
             "top_p": generate.top_p,
         }
 
-    def _metadata(self) -> dict[str, str]:
-        if len(self.metadata) > _METADATA_BYTES_MAX:
-            raise RequestError(
-                f"'metadata' is longer than {_METADATA_BYTES_MAX} bytes", param="metadata"
-            )
-        return decode_part(_metadata_decoder, self.metadata, "metadata")
-
 
 decode_responses_request: Final = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS).decode
 
@@ -220,7 +204,7 @@ decode_responses_request: Final = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS
 
 
 def _turns(instructions: str | None, raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
-    given = decode_part(_input_decoder, raw, "input")
+    given = decode_json(_input_decoder, raw, "input")
     if isinstance(given, str):
         given = [_Item(role="user", content=given)]
     if not given:
@@ -304,54 +288,21 @@ def _schema_of(raw: Raw) -> str:
     """The JSON schema that `text.format` asks for; empty if the answer is just text."""
     if is_absent(raw):
         return ""
-    if len(raw) > 2 * SCHEMA_CHARS_MAX:
-        raise RequestError(f"'text' is longer than {2 * SCHEMA_CHARS_MAX} bytes", param="text")
-    found = decode_part(_text_decoder, raw, "text").format
-    if found is None or found.type == "text":
+    check_length(raw, "text", 2 * SCHEMA_CHARS_MAX)
+    found = decode_json(_text_decoder, raw, "text").format
+    if found is None:
         return ""
-    if found.type == "json_object":
-        return '{"type":"object"}'
     where = "text.format.schema"
-    if found.type != "json_schema":
-        raise RequestError(
-            f"'text.format.type' is {found.type[:40]!r}; it must be text, json_object or json_schema",
-            param="text.format.type",
-        )
-    if is_absent(found.schema):
-        raise RequestError(f"'{where}' is missing", param=where)
-    if len(found.schema) > SCHEMA_CHARS_MAX:
-        raise RequestError(f"'{where}' is longer than {SCHEMA_CHARS_MAX} characters", param=where)
-    return json_text(found.schema, where)
-
-
-def _nested_tools(raw: Raw) -> Raw:
-    """The tools in the form that a chat has."""
-    if is_absent(raw) or len(raw) > TOOLS_CHARS_MAX:
-        return raw
-    nested = []
-    tools = decode_part(_tools_decoder, raw, "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.type != "function":
-            raise RequestError(
-                f"'{where}.type' is {tool.type[:40]!r}; only 'function' is supported",
-                param=f"{where}.type",
-            )
-        if tool.name is None:
-            raise RequestError(f"'{where}.name' is missing", param=f"{where}.name")
-        check_name(tool.name, f"{where}.name")
-        told = msgspec.structs.asdict(tool)
-        del told["type"]
-        function = {name: value for name, value in told.items() if value is not None}
-        nested.append({"type": "function", "function": function})
-    return Raw(_encode(nested))
+    if found.type == "json_schema":
+        check_length(found.schema, where, SCHEMA_CHARS_MAX, "characters")
+    return schema_of_type(found.type, found.schema, "text.format", where)
 
 
 def _nested_choice(raw: Raw) -> Raw:
     """`tool_choice` in the form that a chat has."""
     if is_absent(raw):
         return raw
-    choice = decode_part(_choice_decoder, raw, "tool_choice")
+    choice = decode_json(_choice_decoder, raw, "tool_choice")
     if isinstance(choice, str):
         return raw
     if choice.type != "function" or choice.name is None:

@@ -15,7 +15,7 @@ from msgspec import Raw
 from typing_extensions import Buffer
 
 from ...errors import RequestError
-from ..undecodable import explain
+from ..undecodable import UNDECODABLE, explain
 from .generate import (
     LOGIT_BIASES_MAX,
     SCHEMA_CHARS_MAX,
@@ -29,24 +29,23 @@ from .generate import (
 _T = TypeVar("_T")
 
 
-def decode_json(decoder: msgspec.json.Decoder[_T], body: Buffer) -> _T:
-    """What is in `body`; raises `RequestError`."""
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise explain(error, "the body is wrong") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from None
+def decode_json(decoder: msgspec.json.Decoder[_T], data: Buffer, param: str = "") -> _T:
+    """What is in a body, or in `param`, which was left undecoded; raises `RequestError`.
 
-
-def decode_part(decoder: msgspec.json.Decoder[_T], raw: msgspec.Raw, param: str) -> _T:
-    """What was left undecoded; its errors name the parameter as if the whole body was decoded."""
+    The error names the parameter as if the whole body was decoded.
+    """
     try:
-        return decoder.decode(raw)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
         raise explain(error, "the body is wrong", param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None
+
+
+def check_length(raw: Raw, param: str, length_max: int, unit: str = "bytes", more: int = 0) -> None:
+    """Raise `RequestError` if `param` is longer than it may be, with so much `more` around it."""
+    if len(raw) > length_max + more:
+        raise RequestError(f"'{param}' is longer than {length_max} {unit}", param=param)
 
 
 ABSENT: Final = Raw()
@@ -83,9 +82,9 @@ def is_absent(raw: Raw) -> bool:
 
 def chat_logprobs(logprobs: Raw, top_logprobs: Raw) -> int | None:
     """How many alternatives a chat wants told, None for no log probabilities at all."""
-    is_wanted = not is_absent(logprobs) and decode_part(_bool_decoder, logprobs, "logprobs")
+    is_wanted = not is_absent(logprobs) and decode_json(_bool_decoder, logprobs, "logprobs")
     count = (
-        0 if is_absent(top_logprobs) else decode_part(_top_decoder, top_logprobs, "top_logprobs")
+        0 if is_absent(top_logprobs) else decode_json(_top_decoder, top_logprobs, "top_logprobs")
     )
     if is_wanted:
         return count
@@ -100,7 +99,7 @@ def completion_logprobs(logprobs: Raw) -> int | None:
     """As `chat_logprobs`; 0 asks for the chosen token's alone, and false for none."""
     if is_absent(logprobs):
         return None
-    found = decode_part(_bool_or_top_decoder, logprobs, "logprobs")
+    found = decode_json(_bool_or_top_decoder, logprobs, "logprobs")
     if found is True:
         raise RequestError("'logprobs' of a completion is a number, from 0 to 20", param="logprobs")
     return None if found is False else found
@@ -110,11 +109,8 @@ def logit_bias(raw: Raw) -> dict[int, float]:
     """What is added to the logits of tokens, by their ids."""
     if is_absent(raw):
         return {}
-    if len(raw) > _LOGIT_BIAS_BYTES_MAX:
-        raise RequestError(
-            f"'logit_bias' is longer than {_LOGIT_BIAS_BYTES_MAX} bytes", param="logit_bias"
-        )
-    biases = decode_part(_bias_decoder, raw, "logit_bias")
+    check_length(raw, "logit_bias", _LOGIT_BIAS_BYTES_MAX)
+    biases = decode_json(_bias_decoder, raw, "logit_bias")
     if len(biases) > LOGIT_BIASES_MAX:
         raise RequestError(
             f"'logit_bias' names {len(biases)} tokens; at most {LOGIT_BIASES_MAX} are allowed",
@@ -131,39 +127,42 @@ def schema_of(raw: Raw) -> str:
     param = "response_format"
     if is_absent(raw):
         return ""
-    if len(raw) > SCHEMA_CHARS_MAX + _SHORT_BYTES_MAX:
-        raise RequestError(f"'{param}' is longer than {SCHEMA_CHARS_MAX} characters", param=param)
-    found = decode_part(_format_decoder, raw, param)
-    if found.type == "text":
+    check_length(raw, param, SCHEMA_CHARS_MAX, "characters", _SHORT_BYTES_MAX)
+    found = decode_json(_format_decoder, raw, param)
+    if found.type == "json_object" and not is_absent(found.schema):
+        return json_text(found.schema, f"{param}.schema")
+    schema = ABSENT if found.json_schema is None else found.json_schema.schema
+    return schema_of_type(found.type, schema, param, f"{param}.json_schema.schema")
+
+
+def schema_of_type(kind: str, schema: Raw, param: str, where: str) -> str:
+    """The JSON schema of an answer of this `kind`, which `param` says; that of `json_schema` is `where`."""
+    if kind == "text":
         return ""
-    if found.type == "json_object":
-        if not is_absent(found.schema):
-            return json_text(found.schema, f"{param}.schema")
+    if kind == "json_object":
         return ANY_OBJECT
-    if found.type != "json_schema":
+    if kind != "json_schema":
         raise RequestError(
-            f"'{param}.type' is {found.type[:40]!r}; it must be text, json_object or json_schema",
+            f"'{param}.type' is {kind[:40]!r}; it must be text, json_object or json_schema",
             param=f"{param}.type",
         )
-    if found.json_schema is None or is_absent(found.json_schema.schema):
-        where = f"{param}.json_schema.schema"
+    if is_absent(schema):
         raise RequestError(f"'{where}' is missing", param=where)
-    return json_text(found.json_schema.schema, f"{param}.json_schema.schema")
+    return json_text(schema, where)
 
 
 def object_text(raw: Raw, param: str) -> str:
     """The JSON object in `raw` in its shortest form; empty if it has no members."""
     if is_absent(raw):
         return ""
-    if len(raw) > SCHEMA_CHARS_MAX:
-        raise RequestError(f"'{param}' is longer than {SCHEMA_CHARS_MAX} bytes", param=param)
-    value = decode_part(_object_decoder, raw, param)
+    check_length(raw, param, SCHEMA_CHARS_MAX)
+    value = decode_json(_object_decoder, raw, param)
     return msgspec.json.encode(value).decode() if value else ""
 
 
 def json_text(raw: Raw, param: str) -> str:
     """The JSON in `raw`, an object or a boolean as schemas are, in its shortest form."""
-    value = decode_part(_any_decoder, raw, param)
+    value = decode_json(_any_decoder, raw, param)
     if not isinstance(value, dict | bool):
         raise RequestError(f"'{param}' must be a JSON schema, which is an object", param=param)
     return msgspec.json.encode(value).decode()
@@ -191,7 +190,7 @@ def refuse(
         if is_absent(value):
             return
         is_short = len(value) <= _SHORT_BYTES_MAX
-        found = decode_part(_any_decoder, value, param) if is_short else value
+        found = decode_json(_any_decoder, value, param) if is_short else value
     # `1 == True` in Python, so the type is compared as well.
     if any(type(found) is type(known) and found == known for known in (None, *harmless)):
         return
@@ -217,6 +216,16 @@ class _Function(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Tool(msgspec.Struct, frozen=True):
     type: str
     function: _Function
+
+
+class FlatTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of an API that tells type and function in one."""
+
+    type: str | None = None
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -248,9 +257,8 @@ def tools_text(raw: Raw) -> tuple[str, frozenset[str]]:
     """The tools as JSON for the engine, empty if there are none, and the functions' names."""
     if is_absent(raw):
         return "", frozenset()
-    if len(raw) > TOOLS_CHARS_MAX:
-        raise RequestError(f"'tools' is longer than {TOOLS_CHARS_MAX} bytes", param="tools")
-    tools = decode_part(_list_decoder, raw, "tools")
+    check_length(raw, "tools", TOOLS_CHARS_MAX)
+    tools = decode_json(_list_decoder, raw, "tools")
     if len(tools) > _TOOLS_MAX:
         raise RequestError(
             f"'tools' holds {len(tools)} tools; at most {_TOOLS_MAX} are allowed", param="tools"
@@ -269,11 +277,37 @@ def tools_text(raw: Raw) -> tuple[str, frozenset[str]]:
     return (msgspec.json.encode(tools).decode() if tools else ""), names
 
 
+def nested_tools(
+    decoder: msgspec.json.Decoder[Any],
+    raw: Raw,
+    types: tuple[str | None, ...],
+    only: str,
+) -> Raw:
+    """Flat tools in the form that a chat has; `only` says what of no other type is meant by."""
+    if is_absent(raw) or len(raw) > TOOLS_CHARS_MAX:
+        return raw
+    nested = []
+    tools: list[FlatTool] = decode_json(decoder, raw, "tools")
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.type not in types:
+            raise RequestError(
+                f"'{where}.type' is {str(tool.type)[:40]!r}; only {only} supported",
+                param=f"{where}.type",
+            )
+        if tool.name is None:
+            raise RequestError(f"'{where}.name' is missing", param=f"{where}.name")
+        check_name(tool.name, f"{where}.name")
+        function = _Function(tool.name, tool.description, tool.parameters, tool.strict)
+        nested.append(_Tool("function", function))
+    return Raw(msgspec.json.encode(nested))
+
+
 def tool_choice(raw: Raw, names: frozenset[str]) -> str:
     """See `GenerateRequest.tool_choice`; `names` are those of the functions there are."""
     if is_absent(raw):
         return ""
-    choice = decode_part(_choice_decoder, raw, "tool_choice")
+    choice = decode_json(_choice_decoder, raw, "tool_choice")
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
             raise RequestError(
@@ -299,9 +333,8 @@ def calls_text(raw: Raw, where: str) -> str:
     """The calls of an assistant's turn as JSON for the engine, empty if there are none."""
     if is_absent(raw):
         return ""
-    if len(raw) > TOOLS_CHARS_MAX:
-        raise RequestError(f"'{where}' is longer than {TOOLS_CHARS_MAX} bytes", param=where)
-    calls = decode_part(_calls_decoder, raw, where)
+    check_length(raw, where, TOOLS_CHARS_MAX)
+    calls = decode_json(_calls_decoder, raw, where)
     if len(calls) > _TOOLS_MAX:
         raise RequestError(f"'{where}' holds more than {_TOOLS_MAX} calls", param=where)
     for index, call in enumerate(calls):

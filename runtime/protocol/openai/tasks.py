@@ -17,10 +17,10 @@ from msgspec import Raw
 from ...errors import LocalProtocolError, RequestError
 from .answers import ErrorDetail, Usage
 from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
-from .generate import Delta, GenerateRequest, SamplingDefaults, Task
+from .generate import UNSAID, Delta, GenerateRequest, SamplingDefaults, Task
 from .requests import (
     CONTEXT_TOKENS_MAX,
-    NO_DEFAULTS,
+    BodyRequest,
     all_prompts,
     first_prompt,
     one_prompt,
@@ -32,36 +32,20 @@ _encode = msgspec.json.Encoder().encode
 _FLOAT_BYTES: Final = 4
 
 
-class _TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What all have in common."""
-
-    model: str | None = None
-
-    is_streamed: ClassVar = False
-    choices_each: ClassVar = 1
-
-    def called(self, param: str) -> str:
-        """How the client calls what an engine refuses as `param`."""
-        return param
-
-
-class TokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
+class TokenizeRequest(BodyRequest, frozen=True, kw_only=True):
     """The body of `POST /tokenize`: of a prompt, or of a chat."""
 
     prompt: Raw = ABSENT
     messages: Raw = ABSENT
     tools: Raw = ABSENT
 
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.prompt) + len(self.messages) + len(self.tools)
+    kept: ClassVar[tuple[str, ...]] = ("prompt", "messages", "tools")
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = NO_DEFAULTS,
+        _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
         if is_absent(self.prompt) is is_absent(self.messages):
@@ -79,21 +63,18 @@ class TokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
         )
 
 
-class DetokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
+class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
     """The body of `POST /detokenize`."""
 
     tokens: Raw
 
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.tokens)
+    kept: ClassVar[tuple[str, ...]] = ("tokens",)
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = NO_DEFAULTS,
+        _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """As `TokenizeRequest.to_generate`."""
         token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
@@ -102,22 +83,19 @@ class DetokenizeRequest(_TaskRequest, frozen=True, kw_only=True):
         return GenerateRequest(model=model, token_ids=token_ids, task=Task.DETOKENIZE)
 
 
-class EmbeddingsRequest(_TaskRequest, frozen=True, kw_only=True):
+class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/embeddings`, of one input or of a list of them."""
 
     input: Raw
     encoding_format: Literal["float", "base64"] | None = None
 
-    @property
-    def content_bytes(self) -> int:
-        """The part of the body that a request keeps."""
-        return len(self.input)
+    kept: ClassVar[tuple[str, ...]] = ("input",)
 
     def to_generate(
         self,
         model: str,
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = NO_DEFAULTS,
+        _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
         """What the engine of `model` is asked for the first input; see `to_choices`."""
         prompt, token_ids = first_prompt(self.input, context_tokens_max, "input")
