@@ -21,8 +21,7 @@ from trinamo.runtime.protocol.streams.control import (
     Sentinel,
     Stop,
 )
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.request import Reason, StreamType
 
 cuts = st.lists(st.integers(min_value=0), max_size=12)
 """Where to cut a byte string, modulo its length; see `cut`."""

@@ -22,7 +22,7 @@ from typing import Final, NoReturn, Self
 import trio
 
 from .errors import DeadlineError
-from .protocol.streams.reasons import Reason
+from .protocol.streams.request import Reason
 from .traces.trace import NO_TRACE, RequestTrace
 
 __all__ = ["Context", "KillableScope", "Reason", "State"]

@@ -39,8 +39,7 @@ from trinamo.runtime.protocol.streams.multiplex import (
     Multiplexer,
     StreamIds,
 )
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.request import Reason, StreamType
 
 STREAMS = 4
 

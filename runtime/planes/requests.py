@@ -8,8 +8,7 @@ from typing import Protocol
 import trio
 
 from ..errors import TrinamoError
-from ..protocol.streams.reasons import Reason
-from ..protocol.streams.request import Envelope, RequestAnswer
+from ..protocol.streams.request import Envelope, Reason, RequestAnswer
 from .responses import CallHome
 
 TakeAnswer = Callable[[RequestAnswer | TrinamoError, bytes], None]

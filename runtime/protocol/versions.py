@@ -50,9 +50,9 @@ _OURS: Final = msgspec.json.encode(_Told(list(map(str, SPOKEN)), BUILD))
 _decoder = msgspec.json.Decoder(_Told)
 
 
-def with_versions(entry: bytes) -> bytes:
-    """The entry to register for `entry`, a JSON object with a field at least: it tells what we speak."""
-    return entry[:-1] + b"," + _OURS[1:]
+def encode_entry(entry: msgspec.Struct) -> bytes:
+    """The value to register, by the process that it is of: it tells what we speak."""
+    return msgspec.json.encode(entry)[:-1] + b"," + _OURS[1:]
 
 
 def check_versions(what: str, entry: bytes) -> None:

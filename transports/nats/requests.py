@@ -45,10 +45,10 @@ from trinamo.runtime.planes import (
 )
 from trinamo.runtime.planes.subjects import check_subject
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
-from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Envelope,
+    Reason,
     RequestAnswer,
     RequestKind,
     decode_answer,

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import Annotated, Any, Final, TypeVar
+from functools import partial
+from typing import Annotated, Final, TypeVar
 
 import attrs
 import msgspec
@@ -26,7 +27,7 @@ from ..discovery.instances import EndpointName
 from ..openai.generate import GenerateRequest, TokenCount
 from ..traceparent import TRACEPARENT_CHARS_MAX
 from ..transfer.settlement import PEER_BYTES_MAX
-from ..undecodable import UNDECODABLE
+from ..undecodable import decoded
 
 JOB_ID_CHARS_MAX: Final = 128
 HASH_BYTES: Final = 32
@@ -177,24 +178,16 @@ def decode_prompt(prompt: bytes, prompt_hash: bytes) -> GenerateRequest:
     """The prompt that a job names; `RemoteProtocolError` if it is another one, or none."""
     if hash_of(prompt) != prompt_hash:
         raise RemoteProtocolError("the prompt is not the one that the job names")
-    return _decode(prompt, GenerateRequest)
+    return _decode(prompt, kind=GenerateRequest)
 
 
-def decode_job(payload: bytes) -> RemotePrefillRequest:
-    """The job in `payload`; `RemoteProtocolError` if it is none."""
-    return _decode(payload, RemotePrefillRequest)
+def _decode(payload: bytes, *, kind: type[T]) -> T:
+    """`RemoteProtocolError` if it is something else."""
+    found: T = decoded(partial(msgspec.msgpack.decode, type=kind), payload, f"no {kind.__name__}")
+    return found
 
 
-def decode_done(payload: bytes) -> PrefillDone:
-    """What a write notified; `RemoteProtocolError` if that is something else."""
-    return _decode(payload, PrefillDone)
-
-
-def _decode(payload: bytes, kind: type[T]) -> T:
-    found: Any
-    try:
-        found = msgspec.msgpack.decode(payload, type=kind)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"no {kind.__name__}: {error}") from error
-    made: T = found
-    return made
+decode_job: Final = partial(_decode, kind=RemotePrefillRequest)
+"""The job in a payload."""
+decode_done: Final = partial(_decode, kind=PrefillDone)
+"""What a write notified."""

@@ -16,7 +16,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..undecodable import decoded
-from ..versions import check_versions, with_versions
+from ..versions import check_versions, encode_entry
 
 INSTANCE_PREFIX: Final = "instances/"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -90,18 +90,13 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{INSTANCE_PREFIX}{self.endpoint}/{self.id}"
 
 
-_encoder = msgspec.json.Encoder()
+encode_instance: Final = encode_entry
 _decoder = msgspec.json.Decoder(Instance)
 
 
 def is_instance_id(text: str) -> bool:
     """Whether a worker may be called so."""
     return _ID.fullmatch(text) is not None
-
-
-def encode_instance(instance: Instance) -> bytes:
-    """The value to register, by the process whose instance it is."""
-    return with_versions(_encoder.encode(instance))
 
 
 def decode_instance(key: str, value: bytes) -> Instance:
@@ -155,17 +150,13 @@ class FrontendEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Where it alone answers `/health` and `/metrics`."""
 
 
+encode_frontend: Final = encode_entry
 _frontend_decoder = msgspec.json.Decoder(FrontendEntry)
 
 
 def frontend_key(frontend_id: str) -> str:
     """The key of one in the control plane."""
     return FRONTEND_PREFIX + frontend_id
-
-
-def encode_frontend(entry: FrontendEntry) -> bytes:
-    """The value to register, by the frontend itself."""
-    return with_versions(_encoder.encode(entry))
 
 
 def decode_frontend(key: str, value: bytes) -> FrontendEntry:

@@ -24,7 +24,7 @@ import msgspec
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
 from ..undecodable import check_signed, decoded
-from ..versions import check_versions, with_versions
+from ..versions import check_versions, encode_entry
 from .instances import EndpointName, is_instance_id
 
 MODEL_PREFIX: Final = "models/"
@@ -42,18 +42,13 @@ _AGREED: Final = (
     "passes_through",
 )
 """What all cards of one model must say alike."""
-_encoder = msgspec.json.Encoder()
+encode_card: Final = encode_entry
 _decoder = msgspec.json.Decoder(ModelCard)
 
 
 def model_key(model: str, instance_id: str) -> str:
     """Where one worker publishes its card of `model`; any text is a legal model name."""
     return f"{MODEL_PREFIX}{quote(model, safe='')}/{instance_id}"
-
-
-def encode_card(card: ModelCard) -> bytes:
-    """The value to publish, by a process that serves it."""
-    return with_versions(_encoder.encode(card))
 
 
 def decode_card(key: str, value: bytes) -> ModelCard:

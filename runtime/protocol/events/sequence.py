@@ -54,17 +54,11 @@ class WholeSnapshot:
     bodies: tuple[bytes, ...]
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode_request: Final = msgspec.msgpack.Encoder().encode
+encode_snapshot: Final = encode_request
+encode_event: Final = encode_request
 _request_decoder = msgspec.msgpack.Decoder(SnapshotRequest)
 _snapshot_decoder = msgspec.msgpack.Decoder(SequencedSnapshot)
-
-
-def encode_request(request: SnapshotRequest) -> bytes:
-    return _encoder.encode(request)
-
-
-def encode_snapshot(snapshot: SequencedSnapshot) -> bytes:
-    return _encoder.encode(snapshot)
 
 
 def decode_request(payload: bytes) -> SnapshotRequest:
@@ -153,10 +147,6 @@ class SequencedEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 _event_decoder = msgspec.msgpack.Decoder(SequencedEvent)
-
-
-def encode_event(event: SequencedEvent) -> bytes:
-    return _encoder.encode(event)
 
 
 def decode_event(payload: bytes) -> SequencedEvent:

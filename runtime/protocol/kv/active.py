@@ -48,13 +48,9 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 ActiveEvent = Began | FirstToken | Ended
-_encode = msgspec.msgpack.Encoder().encode
+encode_active: Final = msgspec.msgpack.Encoder().encode
+"""Makes the bytes of one batch, or of a part of a snapshot."""
 _decode = msgspec.msgpack.Decoder(list[ActiveEvent]).decode
-
-
-def encode_active(events: Sequence[ActiveEvent]) -> bytes:
-    """The bytes of one batch, or of a part of a snapshot."""
-    return _encode(events)
 
 
 def decode_active(body: bytes) -> list[ActiveEvent]:

@@ -12,8 +12,7 @@ import attrs
 import msgspec
 
 from ...errors import TrinamoError
-from .reasons import Reason, known_reason
-from .request import MESSAGE_CHARS_MAX, StreamType
+from .request import MESSAGE_CHARS_MAX, Reason, StreamType, known_reason
 
 SUBJECT_CHARS_MAX: Final = 128
 """A longer one is none of ours."""

@@ -48,8 +48,7 @@ from .control import (
     Stop,
     WireRefusal,
 )
-from .reasons import known_reason
-from .request import StreamType, WireError, rebuilt, wire_error
+from .request import StreamType, WireError, known_reason, rebuilt, wire_error
 
 
 class Kind(enum.IntEnum):

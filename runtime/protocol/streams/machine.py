@@ -19,7 +19,7 @@ import attrs
 
 from ...errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from .control import Kill, Refused
-from .reasons import Reason
+from .request import Reason
 
 
 class TableKey(enum.Enum):

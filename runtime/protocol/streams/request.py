@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import random
-from typing import Annotated, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -25,8 +25,7 @@ from ...errors import (
     error_to_wire,
 )
 from ..traceparent import TRACEPARENT_CHARS_MAX
-from ..undecodable import UNDECODABLE
-from .reasons import Reason, known_reason
+from ..undecodable import UNDECODABLE, decoded
 
 REQUEST_ID_CHARS_MAX = 128
 _ATTEMPT_CHARS = 9
@@ -38,6 +37,29 @@ MESSAGE_CHARS_MAX = 4096
 """Longer error texts are cut: a header over its bound would cost the receiver the connection."""
 PARAM_CHARS_MAX = 256
 """Likewise the name of what is wrong in a request."""
+
+
+class Reason(enum.StrEnum):
+    """Why a request was stopped or killed; the label of the cancellation metric.
+
+    Its word on the wire: one that is unknown here, or none, is the reason that the frame has by default.
+    """
+
+    CLIENT_DISCONNECT = "client_disconnect"
+    DEADLINE = "deadline"
+    STOP_REQUESTED = "stop_requested"
+    CONSUMER_DROPPED = "consumer_dropped"
+    FRONTEND_SHUTDOWN = "frontend_shutdown"
+    WORKER_SHUTDOWN = "worker_shutdown"
+    PROTOCOL_ERROR = "protocol_error"
+
+
+def known_reason(word: str, default: Reason) -> Reason:
+    """The reason that a peer's `word` stands for; `default` for one that is unknown here."""
+    try:
+        return Reason(word)
+    except ValueError:
+        return default
 
 
 class StreamType(enum.StrEnum):
@@ -171,9 +193,10 @@ class _Identified(msgspec.Struct, frozen=True):
     id: str
 
 
-T = TypeVar("T")
-
-_encoder = msgspec.json.Encoder()
+encode_envelope: Final = msgspec.json.Encoder().encode
+"""Makes the header part that carries an envelope."""
+encode_answer: Final = encode_envelope
+"""That of an ACK, a NACK or the header of a unary answer."""
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _answer_decoder = msgspec.json.Decoder(RequestAnswer)
 _cancel_decoder = msgspec.json.Decoder(_WireCancel)
@@ -189,14 +212,9 @@ def attempt_id(context_id: str, rng: random.Random) -> str:
     return f"{context_id[-CONTEXT_ID_CHARS_MAX:]}.{rng.getrandbits(32):08x}"
 
 
-def encode_envelope(envelope: Envelope) -> bytes:
-    """The header part that carries `envelope`."""
-    return _encoder.encode(envelope)
-
-
 def decode_envelope(header: bytes) -> Envelope:
     """The envelope in a header part; raises `RemoteProtocolError` on anything else."""
-    envelope = _decode(_envelope_decoder, header, "request envelope")
+    envelope = decoded(_envelope_decoder.decode, header, "malformed request envelope")
     if not 0 < len(envelope.id) <= REQUEST_ID_CHARS_MAX:
         raise RemoteProtocolError(
             f"request id of {len(envelope.id)} characters; 1 to {REQUEST_ID_CHARS_MAX} allowed"
@@ -218,14 +236,9 @@ def readable_id(header: bytes) -> str:
     return found if len(found) <= _READABLE_ID_CHARS_MAX else ""
 
 
-def encode_answer(answer: RequestAnswer) -> bytes:
-    """The header part that carries an ACK, a NACK or the header of a unary answer."""
-    return _encoder.encode(answer)
-
-
 def decode_answer(header: bytes) -> RequestAnswer:
     """The answer in a header part; an unknown status raises `RemoteProtocolError`."""
-    answer = _decode(_answer_decoder, header, "request-plane answer")
+    answer = decoded(_answer_decoder.decode, header, "malformed request-plane answer")
     if (answer.status is None) is (answer.error is None):
         raise RemoteProtocolError("an answer must have either a status or an error")
     return answer
@@ -246,23 +259,16 @@ def wire_error(error: TrinamoError) -> WireError:
 def encode_cancel(request_id: str, reason: Reason = Reason.CONSUMER_DROPPED) -> bytes:
     """The header part that says: no answer to this request is wanted any more, and why."""
     word = "" if reason is Reason.CONSUMER_DROPPED else reason.value
-    return _encoder.encode(_WireCancel(request_id, word))
+    return encode_envelope(_WireCancel(request_id, word))
 
 
 def decode_cancel(header: bytes) -> Cancel | None:
     """The cancel in this header part, None if it is something else."""
     if not header.startswith(_CANCEL_PREFIX):
         return None
-    wire = _decode(_cancel_decoder, header, "cancel")
+    wire = decoded(_cancel_decoder.decode, header, "malformed cancel")
     reason = known_reason(wire.reason, Reason.CONSUMER_DROPPED)
     return Cancel(wire.cancel[:REQUEST_ID_CHARS_MAX], reason)
-
-
-def _decode(decoder: msgspec.json.Decoder[T], header: bytes, what: str) -> T:
-    try:
-        return decoder.decode(header)
-    except UNDECODABLE as error:
-        raise RemoteProtocolError(f"malformed {what}: {error}") from error
 
 
 def raise_for_nack(answer: RequestAnswer) -> None:

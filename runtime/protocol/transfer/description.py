@@ -120,13 +120,8 @@ class MemoryDescription(msgspec.Struct, frozen=True, kw_only=True):
         return self.block_count // self.parts
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode_description: Final = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(MemoryDescription)
-
-
-def encode_description(description: MemoryDescription) -> bytes:
-    """The bytes that `decode_description` takes."""
-    return _encoder.encode(description)
 
 
 def decode_description(data: bytes, *, backend: str | None = None) -> MemoryDescription:
@@ -184,14 +179,11 @@ def pool_numbers(blocks: Sequence[int], pool_blocks: int, parts: int) -> Sequenc
     return list({block % pool_blocks: None for block in blocks})
 
 
+encode_descriptions: Final = encode_description
+"""One piece of memory, by every backend."""
 _list_decoder: Final = msgspec.msgpack.Decoder(
     Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=BACKENDS_MAX)]
 )
-
-
-def encode_descriptions(descriptions: Sequence[bytes]) -> bytes:
-    """One piece of memory, by every backend: the bytes that `decode_descriptions` takes."""
-    return msgspec.msgpack.encode(list(descriptions))
 
 
 def decode_descriptions(data: bytes) -> dict[str, bytes]:

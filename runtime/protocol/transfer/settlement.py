@@ -108,13 +108,8 @@ class PeerDescriptor(msgspec.Struct, frozen=True, array_like=True):
     """Of its process; another after every restart."""
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode_peer: Final = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(PeerDescriptor)
-
-
-def encode_peer(peer: PeerDescriptor) -> bytes:
-    """The bytes that `decode_peer` takes."""
-    return _encoder.encode(peer)
 
 
 def decode_peer(data: bytes) -> PeerDescriptor:

@@ -8,11 +8,11 @@ from trinamo.runtime.caller.unary import UnaryAttempt
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import EngineError, KilledError, UnavailableError
 from trinamo.runtime.planes import CallHome, RequestPlane
-from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     ConnectionInfo,
     Envelope,
+    Reason,
     RequestAnswer,
     RequestKind,
     StreamType,

@@ -36,10 +36,10 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import EventPlane, Message, RequestPlane, RequestServer
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
-from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
     Envelope,
+    Reason,
     RequestAnswer,
     decode_answer,
     encode_answer,

@@ -19,8 +19,7 @@ from trinamo.runtime.errors import (
     RequestError,
     TrinamoError,
 )
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer
+from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, Reason, RequestAnswer
 from trinamo.transports.tcp import TcpRequestPlane, open_request_plane
 
 

@@ -24,8 +24,7 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.planes import RequestPlane, RequestServer
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, RequestAnswer
+from trinamo.runtime.protocol.streams.request import AckStatus, Reason, RequestAnswer
 from trinamo.transports.tcp import open_request_plane
 
 

@@ -14,8 +14,13 @@ from trinamo.runtime.errors import ConnectError, DisconnectedError, TrinamoError
 from trinamo.runtime.planes import Entry, PostedRequest, TakeAnswer
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.discovery.presence import InFlight
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer, RequestKind
+from trinamo.runtime.protocol.streams.request import (
+    AckStatus,
+    Envelope,
+    Reason,
+    RequestAnswer,
+    RequestKind,
+)
 
 NAME = EndpointName("ns", "engine", "generate")
 

@@ -29,7 +29,7 @@ from trinamo.runtime.protocol.versions import (
     Version,
     check_versions,
     common_version,
-    with_versions,
+    encode_entry,
 )
 from trinamo.runtime.view.listing import look_at_models
 
@@ -50,8 +50,14 @@ def without_versions(value: bytes) -> bytes:
 
 
 def test_an_entry_tells_versions_and_build_beside_what_it_is_for() -> None:
-    told = msgspec.json.decode(with_versions(b'{"id":"1f"}'))
-    assert told == {"id": "1f", "protocol": [*map(str, SPOKEN)], "build": BUILD}
+    told = msgspec.json.decode(encode_entry(FrontendEntry(id="1f", url="", status="")))
+    assert told == {
+        "id": "1f",
+        "url": "",
+        "status": "",
+        "protocol": [*map(str, SPOKEN)],
+        "build": BUILD,
+    }
 
 
 @pytest.mark.parametrize(

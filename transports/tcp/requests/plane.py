@@ -32,9 +32,9 @@ from trinamo.runtime.planes import TakeAnswer
 from trinamo.runtime.protocol.streams.control import Refused
 from trinamo.runtime.protocol.streams.link_frames import MESSAGES_FROM, Opening, encode_event
 from trinamo.runtime.protocol.streams.membership import Purpose
-from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     Envelope,
+    Reason,
     RequestAnswer,
     decode_answer,
     encode_cancel,

@@ -39,8 +39,7 @@ from trinamo.runtime.protocol.streams.link_frames import (
     parse_event,
     parse_opening,
 )
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.request import Reason, StreamType
 
 
 def parse(frame: bytes) -> Control | Credit:

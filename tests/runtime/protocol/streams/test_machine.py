@@ -21,8 +21,7 @@ from trinamo.runtime.protocol.streams.control import (
     Stop,
 )
 from trinamo.runtime.protocol.streams.machine import End, Ended, Machine, Role, Tables
-from trinamo.runtime.protocol.streams.reasons import Reason
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.request import Reason, StreamType
 from trinamo.runtime.protocol.streams.request_stream import REQUEST_STREAM
 from trinamo.runtime.protocol.streams.response_stream import RESPONSE_STREAM
 

@@ -11,13 +11,13 @@ from trinamo.runtime.errors import (
     UnavailableError,
 )
 from trinamo.runtime.protocol.streams.codec import HEADER_BYTES_MAX
-from trinamo.runtime.protocol.streams.reasons import Reason
 from trinamo.runtime.protocol.streams.request import (
     REQUEST_ID_CHARS_MAX,
     AckStatus,
     Cancel,
     ConnectionInfo,
     Envelope,
+    Reason,
     RequestAnswer,
     RequestKind,
     StreamType,
