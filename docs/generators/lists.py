@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trinamo.runtime.process.settings import SETTINGS
-from trinamo.runtime.protocol.discovery.routing import Policy
+from trinamo.runtime.protocol.discovery.candidates import Policy
 
 _DOCS: Final = Path(__file__).parents[1]
 _LIST: Final = re.compile(

@@ -24,9 +24,15 @@ from tests.runtime.caller.tables import Table, instance
 from trinamo.runtime.caller.choices import Choices
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.events.load import BusyLimits, LoadReport
-from trinamo.runtime.protocol.discovery.candidates import Candidates, Group, Ranking, Standing
+from trinamo.runtime.protocol.discovery.candidates import (
+    Candidates,
+    Group,
+    Policy,
+    Ranking,
+    Standing,
+    pick,
+)
 from trinamo.runtime.protocol.discovery.presence import Presence, Sign
-from trinamo.runtime.protocol.discovery.routing import Policy, pick
 
 NUMBERS = st.integers(1, 4)
 LIMITS = BusyLimits(waiting_tokens=2)

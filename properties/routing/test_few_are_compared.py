@@ -17,8 +17,8 @@ from trinamo.runtime.caller.router import Router
 from trinamo.runtime.config.router import RouterKvConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import Entry, Snapshot
+from trinamo.runtime.protocol.discovery.candidates import Policy
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
-from trinamo.runtime.protocol.discovery.routing import Policy
 from trinamo.runtime.protocol.kv.names import RoutingHint, hint_of_tokens
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane

@@ -18,8 +18,8 @@ from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
+from ..protocol.discovery.candidates import Policy
 from ..protocol.discovery.instances import EndpointName
-from ..protocol.discovery.routing import Policy
 from ..traces.ring import Traces
 from .client import Client
 from .kv.routing import KvRouting, showing

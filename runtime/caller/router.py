@@ -1,7 +1,7 @@
 """Which instance gets a request: follows one endpoint in discovery, and chooses among its instances.
 
 What is known of each is in `instances.py`, the task that watches it in `liveness.py`, the choice in
-`protocol/discovery/routing.py`.
+`protocol/discovery/candidates.py`.
 
 An instance that discovery deletes without a word of leaving, while its connection stands, is stale,
 not gone: it is kept while it answers, for `stale_grace_s` at most (decision 0011).
@@ -43,10 +43,9 @@ from ..planes import (
     Snapshot,
     WatchEvent,
 )
-from ..protocol.discovery.candidates import Group, Standing
+from ..protocol.discovery.candidates import TOLD_LOAD, Group, Policy, Standing, pick
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
 from ..protocol.discovery.presence import InFlight
-from ..protocol.discovery.routing import TOLD_LOAD, Policy, pick
 from ..protocol.kv.names import RoutingHint
 from ..protocol.undecodable import Unsigned
 from ..retries import Retries

@@ -62,13 +62,6 @@ class Body:
     def __exit__(self, *_: object) -> None:
         self.hold(0)
 
-    def arriving(self, timeout_s: float) -> Arrival:
-        """Inside, what has not come is waited for.
-
-        Raises `BodyTimeoutError`, or `OverloadedError` if it had to give way to others.
-        """
-        return Arrival(self, timeout_s)
-
     def begin(self, scope: trio.CancelScope) -> None:
         """It arrives inside `scope` from here on, which `give_way` ends."""
         self._scope = scope
@@ -135,7 +128,9 @@ class Body:
 
 
 class Arrival:
-    """The time in which `body` arrives: a context manager, see `Body.arriving`.
+    """The time in which `body` arrives: a context manager, in which what has not come is waited for.
+
+    Raises `BodyTimeoutError`, or `OverloadedError` if it had to give way to others.
 
     A class, and not a generator: from Python 3.12 on, the frame of a generator that ends what was
     thrown into it, the frame of `contextlib` around it, and that exception hold each other, and

@@ -36,7 +36,7 @@ from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
 from .choices import ChoicesSink, answer_choices
-from .endpoints import AnyRequest, EndpointKind, MakesAnswer, choices_of
+from .endpoints import AnyRequest, EndpointKind, MakesAnswer
 from .exchanges import (
     ClientGoneError,
     Headers,
@@ -331,7 +331,7 @@ class Inference:
         if tenant:
             generate = msgspec.structs.replace(generate, tenant=tenant)
         inputs_max = self._config.embedding_inputs_max
-        choices = choices_of(request, generate, context_tokens_max, inputs_max)
+        choices = request.to_choices(generate, context_tokens_max, inputs_max)
         tokens_max = context_tokens_max if generate.max_tokens is None else generate.max_tokens
         return Parsed(
             choices,

@@ -81,10 +81,6 @@ class ChoicesSink(AnswerSink):
         tokens = sum(each.prompt_tokens for each in told)
         self._record.prompt(tokens, sum(each.cached_tokens for each in told))
 
-    def write(self, events: bytes) -> bool:
-        """Send events of a choice; whether there is room for more."""
-        return self._write(events)
-
     def finish(self) -> None:
         check_complete(is_complete=all(each.is_complete for each in self.choices))
         forms = [each.form for each in self.choices]

@@ -25,7 +25,6 @@ from ..protocol.openai.requests import (
     CompletionRequest,
     SharedRequest,
     Tell,
-    all_choices,
     decode_chat_request,
     decode_completion_request,
 )
@@ -80,20 +79,6 @@ class EndpointKind:
     def may_stream(self) -> bool:
         """Whether there are answers as events, whatever a body says."""
         return self.kind in (ModelKind.CHAT, ModelKind.COMPLETIONS)
-
-
-def choices_of(
-    request: AnyRequest, first: GenerateRequest, context_tokens_max: int, inputs_max: int
-) -> list[GenerateRequest]:
-    """What engines are asked for each choice of the answer, of which the `first` is made.
-
-    Raises `RequestError` if there are too many: of embeddings, more than `inputs_max`.
-    """
-    if isinstance(request, SharedRequest):
-        return all_choices(request, first, context_tokens_max)
-    if isinstance(request, EmbeddingsRequest):
-        return request.to_choices(first, context_tokens_max, inputs_max)
-    return [first]
 
 
 def _chat(request: ChatCompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:

@@ -22,7 +22,7 @@ from ..env import draw_id
 from ..errors import LocalProtocolError, RequestError
 from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from ..sinks import Changes
-from .bodies import Body, check_length
+from .bodies import Arrival, Body, check_length
 from .status import ErrorAnswer, MediaTypeError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -117,7 +117,7 @@ class HttpExchange(abc.ABC):
         body.check(self.head.length)
         data = self._take_body()
         if not self.is_body_complete:
-            with body.arriving(timeout_s):
+            with Arrival(body, timeout_s):
                 while not self.is_body_complete:
                     check_length(len(data) + len(self.body), bytes_max)
                     body.hold(len(data) + len(self.body))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import attrs
 
 from ..env import Env
 from ..metrics.metrics import CANCELLED, DURATION_BUCKETS_S, Metrics
-from ..metrics.tallies import Count, Histogram
+from ..metrics.tallies import Count, Counts, Histogram, Histograms
 
 UNKNOWN_MODEL: Final = "unknown"
 """The model label before a model is found: a client's text must never make a new time series."""
@@ -53,15 +53,7 @@ class FrontendMetrics(Metrics):
         self._series: dict[tuple[str, str], _ModelSeries] = {}
         self._gone: dict[str, None] = {}
         by_model = ("model", "endpoint")
-        self.requests_ended = self.counts(
-            "requests", "Requests that ended", "model", "endpoint", "outcome"
-        )
-        self._in_flight = self.counts(
-            "requests_in_flight", "Requests not ended yet", *by_model, may_fall=True
-        )
-        self._duration = self.histograms(
-            "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
-        )
+        self.requests_ended = self.counts("requests", "Requests that ended", *by_model, "outcome")
         self.first_token = self.histograms(
             "time_to_first_token_seconds",
             "Arrival to the first token",
@@ -74,11 +66,21 @@ class FrontendMetrics(Metrics):
             _GAP_BUCKETS_S,
             *by_model,
         )
-        self._tokens_in = self.counts("input_tokens", "Prompt tokens", *by_model)
         self.tokens_out = self.counts("output_tokens", "Generated tokens", *by_model)
-        self._disconnects = self.counts(
-            "client_disconnects", "Clients that left before their answer's end", *by_model
+        self._of_model: tuple[Counts | Histograms, ...] = (
+            self.counts("requests_in_flight", "Requests not ended yet", *by_model, may_fall=True),
+            self.histograms(
+                "request_duration_seconds", "Arrival to end", DURATION_BUCKETS_S, *by_model
+            ),
+            self.first_token,
+            self.gaps,
+            self.counts("input_tokens", "Prompt tokens", *by_model),
+            self.tokens_out,
+            self.counts(
+                "client_disconnects", "Clients that left before their answer's end", *by_model
+            ),
         )
+        """In the order of `_ModelSeries`."""
         self.cancellations = self.counts(
             "cancellations", "Requests stopped or killed", "model", "reason"
         )
@@ -96,15 +98,8 @@ class FrontendMetrics(Metrics):
         key = (model, endpoint)
         series = self._series.get(key)
         if series is None:
-            series = self._series[key] = _ModelSeries(
-                in_flight=self._in_flight.tally(*key),
-                duration=self._duration.tally(*key),
-                first_token=self.first_token.tally(*key),
-                gaps=self.gaps.tally(*key),
-                tokens_in=self._tokens_in.tally(*key),
-                tokens_out=self.tokens_out.tally(*key),
-                disconnects=self._disconnects.tally(*key),
-            )
+            made: Any = [each.tally(*key) for each in self._of_model]
+            series = self._series[key] = _ModelSeries(*made)
         return series
 
     def has_series(self, record: RequestRecord) -> bool:
@@ -127,38 +122,12 @@ class FrontendMetrics(Metrics):
         del self._gone[oldest]
         for labels in [each for each in self._series if each[0] == oldest]:
             del self._series[labels]
-        for counts in (
-            self.requests_ended,
-            self._in_flight,
-            self._tokens_in,
-            self.tokens_out,
-            self._disconnects,
-            self.cancellations,
-        ):
-            counts.remove("model", oldest)
-        for histograms in (self._duration, self.first_token, self.gaps):
-            histograms.remove("model", oldest)
+        for family in (self.requests_ended, self.cancellations, *self._of_model):
+            family.remove("model", oldest)
 
 
 class RequestRecord:
     """One request of a frontend, from arrival to end, which is when it is left."""
-
-    __slots__ = (
-        "_last_token_at",
-        "_metrics",
-        "cached_tokens",
-        "detail",
-        "endpoint",
-        "fault",
-        "finish_reasons",
-        "first_token_at",
-        "model",
-        "outcome",
-        "output_tokens",
-        "prompt_tokens",
-        "series",
-        "started_at",
-    )
 
     def __init__(
         self, metrics: FrontendMetrics, model: str, endpoint: str, started_at: float

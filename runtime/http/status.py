@@ -39,8 +39,7 @@ from ..errors import (
 )
 from ..nurseries import single
 from ..protocol.anthropic.answers import ERROR_EVENT, error_body as messages_error_body
-from ..protocol.openai.answers import DONE, ErrorDetail, encode_data, error_body
-from ..protocol.openai.http_head import HeadFault
+from ..protocol.openai.answers import DONE, ErrorDetail, error_body
 
 RETRY_AFTER_S: Final = 1
 
@@ -116,7 +115,7 @@ class StatusRow:
     """Whether the message stays in the log whatever the configuration says."""
 
 
-_CLIENT: Final = "invalid_request_error"
+CLIENT: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _BUG: Final = "an internal error"
 _ADDRESS: Final = re.compile(
@@ -130,20 +129,20 @@ _ADDRESS: Final = re.compile(
 # An exception has the row of the nearest class in its MRO.
 # fmt: off
 STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
-    RequestError:            StatusRow(400, _CLIENT),
-    UnauthorizedError:       StatusRow(401, _CLIENT),
-    ForbiddenError:          StatusRow(403, _CLIENT),
-    ModelNotFoundError:      StatusRow(404, _CLIENT),
-    PathNotFoundError:       StatusRow(404, _CLIENT),
-    MethodNotAllowedError:   StatusRow(405, _CLIENT),
-    BodyTimeoutError:        StatusRow(408, _CLIENT),
-    ModelAlreadyExistsError: StatusRow(409, _CLIENT, helps=False),
-    BodyTooLargeError:       StatusRow(413, _CLIENT),
-    MediaTypeError:          StatusRow(415, _CLIENT),
-    HostNotAllowedError:     StatusRow(421, _CLIENT),
+    RequestError:            StatusRow(400, CLIENT),
+    UnauthorizedError:       StatusRow(401, CLIENT),
+    ForbiddenError:          StatusRow(403, CLIENT),
+    ModelNotFoundError:      StatusRow(404, CLIENT),
+    PathNotFoundError:       StatusRow(404, CLIENT),
+    MethodNotAllowedError:   StatusRow(405, CLIENT),
+    BodyTimeoutError:        StatusRow(408, CLIENT),
+    ModelAlreadyExistsError: StatusRow(409, CLIENT, helps=False),
+    BodyTooLargeError:       StatusRow(413, CLIENT),
+    MediaTypeError:          StatusRow(415, CLIENT),
+    HostNotAllowedError:     StatusRow(421, CLIENT),
     UnavailableError:        StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     OverloadedError:         StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
-    RateLimitedError:        StatusRow(429, _CLIENT, RETRY_AFTER_S, helps=True),
+    RateLimitedError:        StatusRow(429, CLIENT, RETRY_AFTER_S, helps=True),
     RateLimitExceededError:  StatusRow(429, "requests", RETRY_AFTER_S, helps=True),
     RefusedError:            StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     ConnectError:            StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True, sentence="no worker could be reached"),
@@ -165,7 +164,7 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
 # A kill is not a fault in itself; why it was done decides. 499 is nginx's word for a client that
 # left: nobody reads it but the metrics.
 KILLED_TABLE: Final[dict[str, StatusRow]] = {
-    Reason.CLIENT_DISCONNECT: StatusRow(499, _CLIENT),
+    Reason.CLIENT_DISCONNECT: StatusRow(499, CLIENT),
     Reason.FRONTEND_SHUTDOWN: StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     Reason.WORKER_SHUTDOWN:   StatusRow(503, _SERVER, RETRY_AFTER_S, helps=True),
     Reason.DEADLINE:          StatusRow(504, _SERVER),
@@ -225,18 +224,9 @@ class ErrorAnswer:
             found.append((b"www-authenticate", b"Bearer"))
         return found
 
-    @property
-    def is_our_fault(self) -> bool:
-        """Whether it is worth a line with a traceback in the log."""
-        return self.status == http.HTTPStatus.INTERNAL_SERVER_ERROR
-
     def to_body(self) -> bytes:
         """The JSON body of an answer that is an error."""
         return self.dialect.error_body(self.status, self.detail, self.request_id)
-
-    def to_event(self) -> bytes:
-        """The last event of a stream that broke after its first byte; no end of a whole one follows."""
-        return encode_data(self.to_body(), self.dialect.error_event)
 
 
 def answer_error(
@@ -277,10 +267,3 @@ def answer_error(
         request_id,
         dialect,
     )
-
-
-def answer_head_fault(fault: HeadFault) -> ErrorAnswer:
-    """What a client is told whose request was refused before it was one."""
-    version = http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
-    code = "http_version_not_supported" if fault.status == version else "malformed_request"
-    return ErrorAnswer(fault.status, ErrorDetail(message=fault.reason, type=_CLIENT, code=code))

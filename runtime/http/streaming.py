@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 import attrs
@@ -31,7 +32,7 @@ from ..errors import (
 )
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
-from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage
+from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage, encode_data
 from ..protocol.openai.generate import Delta
 from ..sinks import Sink
 from .bodies import Body
@@ -86,7 +87,7 @@ class AnswerSink(Sink[Delta], ABC):
             respond_error(self._exchange, answer, self._to.headers)
 
     def _error_events(self, answer: ErrorAnswer) -> bytes:
-        return answer.to_event()
+        return encode_data(answer.to_body(), answer.dialect.error_event)
 
     def _start(self) -> None:
         """Send the head of a stream of events, once."""
@@ -94,7 +95,8 @@ class AnswerSink(Sink[Delta], ABC):
             self._is_started = True
             self._exchange.start(200, EVENT_HEADERS + self._to.headers)
 
-    def _write(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
+        """Send it; whether there is room for more."""
         if not data:
             return True
         self._start()
@@ -160,7 +162,7 @@ class EventSink(AnswerSink):
             self._has_waited, self._last = True, data
             return True
         self._last = b""
-        return self._write(data)
+        return self.write(data)
 
     def finish(self) -> None:
         check_complete(is_complete=self._is_complete)
@@ -308,7 +310,8 @@ class AnswerDelivery:
         else:
             answer = self._explain(error)
             record.outcome, record.detail = answer.code, str(error)
-            if answer.is_our_fault and not isinstance(error, EngineError):
+            is_ours = answer.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            if is_ours and not isinstance(error, EngineError):
                 # Where an engine failed, its worker's log tells.
                 record.fault = error
 
@@ -372,7 +375,7 @@ class PassedEvents(PassedBody):
             return super().take(items)
         for delta in items:
             self._count(delta)
-        return self._write(b"".join([delta.raw for delta in items]))
+        return self.write(b"".join([delta.raw for delta in items]))
 
     def finish(self) -> None:
         if self._status >= 400:

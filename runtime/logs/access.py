@@ -26,7 +26,7 @@ LOOK_AGENT: Final = "trinamo-look"
 """The user agent of a frontend that looks after its upstreams, every two seconds."""
 FAILED: Final = logging.INFO + 1
 """The number of a failure's level, so that the logger's own can leave out successes only."""
-_OFF: Final = logging.CRITICAL + 1
+OFF: Final = logging.CRITICAL + 1
 _PATH_CHARACTERS_MAX: Final = 200
 _ERROR_CHARACTERS_MAX: Final = 500
 _NAMES: Final = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", FAILED: "INFO"}
@@ -36,11 +36,6 @@ _TEMPLATE: Final = {
     "msg": "%s %s %s",
     "module": "access",
 }
-
-
-def access_level(level: int, access: str) -> int:
-    """The level of the access logger in a log of `level`, where `log.access` says `access`."""
-    return max(level, {"all": logging.NOTSET, "failures": FAILED}.get(access, _OFF))
 
 
 class AccessRecord(logging.LogRecord):

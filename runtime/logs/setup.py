@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from ..config.config import LogConfig
-from .access import ACCESS_LOGGER, AccessRecord, access_level
+from .access import ACCESS_LOGGER, FAILED, OFF, AccessRecord
 from .floods import FloodGate
 from .formats import ConsoleFormat, JsonFormat
 from .text import one_line
@@ -84,4 +84,5 @@ def set_log_level(name: str, access: str) -> None:
     level = logging.getLevelNamesMapping()[name.upper()]
     logging.getLogger().setLevel(max(level, logging.WARNING))
     logging.getLogger("trinamo").setLevel(level)
-    logging.getLogger(ACCESS_LOGGER).setLevel(access_level(level, access))
+    told = {"all": logging.NOTSET, "failures": FAILED}.get(access, OFF)
+    logging.getLogger(ACCESS_LOGGER).setLevel(max(level, told))

@@ -28,8 +28,8 @@ from ..metrics.planes import show_unsigned
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
 from ..planes.transports import DataPlane
+from ..protocol.discovery.candidates import TOLD_LOAD, Policy
 from ..protocol.discovery.instances import EndpointName, Instance
-from ..protocol.discovery.routing import TOLD_LOAD, Policy
 from ..protocol.kv.names import BlockNames
 from ..queues.queues import Queues
 from ..traces.ring import Traces

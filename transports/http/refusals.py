@@ -12,13 +12,14 @@ from trinamo.runtime.env import Clock
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http.exchanges import JSON_TYPE, Headers, RequestIds
 from trinamo.runtime.http.status import (
+    CLIENT,
     ErrorAnswer,
     HostNotAllowedError,
     answer_error,
-    answer_head_fault,
 )
 from trinamo.runtime.logs.access import AccessLog
 from trinamo.runtime.logs.fields import log_fields
+from trinamo.runtime.protocol.openai.answers import ErrorDetail
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 
 HOST_ANSWER: Final = answer_error(
@@ -67,7 +68,10 @@ class Refusals:
         """To a head or a body that is refused: for `fault`, or with `status` for what a parser says."""
         phrase = http.HTTPStatus(status).phrase.lower()
         fault = fault or HeadFault(status, f"this is no HTTP request: {phrase}")
-        return self._closing(answer_head_fault(fault), method, path)
+        version = http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        code = "http_version_not_supported" if fault.status == version else "malformed_request"
+        detail = ErrorDetail(message=fault.reason, type=CLIENT, code=code)
+        return self._closing(ErrorAnswer(fault.status, detail), method, path)
 
     def tell(
         self, answer: ErrorAnswer, method: bytes | str, path: bytes | str, headers: Headers

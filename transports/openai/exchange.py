@@ -13,9 +13,8 @@ from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.sinks import Sink
 
 from .answers import StreamedAnswer, WholeAnswer, refused
-from .calls import Calls, UpstreamCall
 from .client import Connections, Response, UpstreamConnection
-from .readers import PushedStream, Readers
+from .readers import Calls, PushedStream, Readers, UpstreamCall
 from .refusals import refusal_of, refusal_unstreamed
 
 _OK: Final = 200

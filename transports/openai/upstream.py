@@ -25,10 +25,9 @@ from trinamo.runtime.protocol.openai.passing import (
 
 from .address import Address, find_address
 from .answers import StreamedAnswer, WholeAnswer
-from .calls import Calls
 from .client import Connections
 from .exchange import UpstreamAnswer
-from .readers import Readers
+from .readers import Calls, Readers
 from .watch import UpstreamView
 
 _log = logging.getLogger("trinamo.upstream")

@@ -50,13 +50,6 @@ class Key:
     is_operator: bool
     """Whether its holder may see what concerns all: figures, workers, traces."""
 
-    @classmethod
-    def of(cls, name: str | None, key: bytes, place: str, *, is_operator: bool) -> Key:
-        """`key`, which `name`, if it has one, tells from others; `place` is where it was read."""
-        owner = b"key " + key if name is None else b"name " + name.encode()
-        tenant = blake2b(owner, digest_size=8, person=b"trinamo-tenant").hexdigest()
-        return cls(name or place, tenant, is_operator)
-
 
 class ApiKeys:
     """The keys of `http.api_keys_file` and `http.api_key_env`; there must be one of both.
@@ -192,4 +185,7 @@ class ApiKeys:
             raise ConfigError(f"{where}: the key is there twice")
         # Who sets a variable of the process is an operator.
         is_operator = parts[2] is not None or place == _ENVIRONMENT
-        found[digest] = Key.of(parts[1], key, place, is_operator=is_operator)
+        # A name, if it has one, tells it from others; `place` is where it was read.
+        owner = b"key " + key if parts[1] is None else b"name " + parts[1].encode()
+        tenant = blake2b(owner, digest_size=8, person=b"trinamo-tenant").hexdigest()
+        found[digest] = Key(parts[1] or place, tenant, is_operator)

@@ -191,7 +191,7 @@ def openapi_document(paths: Iterable[str], *, needs_key: bool) -> dict[str, Any]
     types = list({_key(shown): shown for shown in map(_shown, told)}.values())
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     found = dict(zip(map(_key, types), schemas, strict=True))
-    document = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "trinamo",
@@ -205,23 +205,17 @@ def openapi_document(paths: Iterable[str], *, needs_key: bool) -> dict[str, Any]
         "components": {"schemas": components},
     }
     if needs_key:
-        _add_key(document, {JSON: {"schema": found[_key(ErrorBody)]}})
-    return document
-
-
-def _add_key(document: dict[str, Any], error: dict[str, Any]) -> None:
-    """Say of what is not open that it needs a key."""
-    document["security"] = [{"key": []}]
-    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
+        document["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        error = {JSON: {"schema": found[_key(ErrorBody)]}}
+        refused = {"description": "The key is missing, or none of this server's.", "content": error}
+        for path, each in known.items():
+            operation = document["paths"][path][each.method]
             if path in OPEN:
                 operation["security"] = []
             else:
-                operation["responses"]["401"] = {
-                    "description": "The key is missing, or none of this server's.",
-                    "content": error,
-                }
+                operation["responses"]["401"] = refused
+    return document
 
 
 def _key(shown: Any) -> str:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from ...errors import ContextLengthError, RequestError
 from ..undecodable import UNDECODABLE
@@ -116,6 +117,17 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """How the client calls what an engine refuses as `param`."""
         return self.names.get(param, param)
 
+    def to_choices(
+        self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
+    ) -> list[GenerateRequest]:
+        """A request for each choice of the answer, by its index, of which `to_generate` said the `first`.
+
+        Those of one prompt stand together; a seed is that of the first, and one more for each. Raises
+        `RequestError` if they are more than `CHOICES_MAX`, or of embeddings more than `inputs_max`.
+        """
+        del context_tokens_max, inputs_max
+        return [first]
+
 
 class SharedRequest(BodyRequest, frozen=True, kw_only=True):
     """What both endpoints take."""
@@ -174,6 +186,34 @@ class SharedRequest(BodyRequest, frozen=True, kw_only=True):
     def called(self, param: str) -> str:
         """See `BodyRequest`: a form has many names."""
         return [*self.forms][-1] if param in FORMS else param
+
+    def prompts(self, context_tokens_max: int) -> list[Prompt]:
+        """All of several that it has."""
+        del context_tokens_max
+        return []
+
+    def to_choices(
+        self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
+    ) -> list[GenerateRequest]:
+        """See `BodyRequest`."""
+        del inputs_max
+        prompts, each, seed = self.prompts(context_tokens_max), self.choices_each, first.seed
+        if each == 1 and not prompts:
+            return [first]
+        if each * len(prompts) > CHOICES_MAX:
+            raise RequestError(
+                f"'n' is {each}, for each of {len(prompts)} prompts; an answer has at most {CHOICES_MAX} choices",
+                param="n",
+            )
+        asked = [replace(first, prompt=text, token_ids=ids) for text, ids in prompts]
+        return [
+            one
+            if number == 0 or seed is None
+            # So many behind it, of those that JSON's 64 bits hold.
+            else replace(one, seed=(seed + number + 2**63) % 2**64 - 2**63)
+            for one in asked or [first]
+            for number in range(each)
+        ]
 
 
 class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
@@ -243,6 +283,9 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("prompt",)
 
+    def prompts(self, context_tokens_max: int) -> list[Prompt]:
+        return all_prompts(self.prompt, context_tokens_max) if _holds_prompts(self.prompt) else []
+
     def to_generate(
         self,
         model: str,
@@ -269,44 +312,6 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
             logprobs=logprobs,
             **shared,
         )
-
-
-def all_choices(
-    request: SharedRequest,
-    first: GenerateRequest,
-    context_tokens_max: int = CONTEXT_TOKENS_MAX,
-) -> list[GenerateRequest]:
-    """A request for each choice of the answer, by its index, of which `first` is what `to_generate` said.
-
-    Those of one prompt stand together; a seed is that of the first, and one more for each. Raises
-    `RequestError` if they are more than `CHOICES_MAX`.
-    """
-    prompts: list[Prompt] = []
-    if isinstance(request, CompletionRequest) and _holds_prompts(request.prompt):
-        prompts = all_prompts(request.prompt, context_tokens_max)
-    each = request.choices_each
-    if each == 1 and not prompts:
-        return [first]
-    if each * len(prompts) > CHOICES_MAX:
-        raise RequestError(
-            f"'n' is {each}, for each of {len(prompts)} prompts; an answer has at most {CHOICES_MAX} choices",
-            param="n",
-        )
-    asked = [
-        first
-        if text is None and ids is None
-        else msgspec.structs.replace(first, prompt=text, token_ids=ids)
-        for text, ids in prompts or [(None, None)]
-    ]
-    seed = first.seed
-    return [
-        one
-        if number == 0 or seed is None
-        # So many behind it, of those that JSON's 64 bits hold.
-        else msgspec.structs.replace(one, seed=(seed + number + 2**63) % 2**64 - 2**63)
-        for one in asked
-        for number in range(each)
-    ]
 
 
 def _tokens_max(request: SharedRequest, name: str, *, may_be_zero: bool = False) -> int | None:

@@ -104,7 +104,7 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
     ) -> list[GenerateRequest]:
-        """A request for each input, as the `first`; raises `RequestError` if there are more than `inputs_max`."""
+        """See `BodyRequest`."""
         return [
             msgspec.structs.replace(first, prompt=prompt, token_ids=token_ids)
             for prompt, token_ids in all_prompts(

@@ -23,8 +23,8 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
+from trinamo.runtime.protocol.discovery.candidates import Policy
 from trinamo.runtime.protocol.discovery.instances import encode_instance
-from trinamo.runtime.protocol.discovery.routing import Policy
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 

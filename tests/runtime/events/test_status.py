@@ -13,8 +13,8 @@ from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import UnavailableError
 from trinamo.runtime.events.status import StatusSource
 from trinamo.runtime.planes import Put
+from trinamo.runtime.protocol.discovery.candidates import Policy
 from trinamo.runtime.protocol.discovery.instances import Instance
-from trinamo.runtime.protocol.discovery.routing import Policy
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane

@@ -3,8 +3,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from trinamo.runtime.protocol.discovery.candidates import Candidates, Standing
-from trinamo.runtime.protocol.discovery.routing import Policy, pick
+from trinamo.runtime.protocol.discovery.candidates import Candidates, Policy, Standing, pick
 
 
 def candidates() -> Candidates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from tests.transports.http.http2.client import DATA, PING, RESET, frame
-from trinamo.transports.http.http2.budget import FrameBudget
+from trinamo.transports.http.http2.connection import FrameBudget
 
 RESETS_UNTIL_SPENT = 201
 
