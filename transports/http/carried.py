@@ -22,17 +22,6 @@ STREAM_BYTES: Final = 1 << 14
 class CarriedHead:
     """What is kept of one."""
 
-    __slots__ = (
-        "expects_continue",
-        "headers",
-        "host",
-        "length",
-        "method",
-        "path",
-        "query",
-        "version",
-    )
-
     def __init__(self, method: bytes, target: bytes, headers: Headers, version: str) -> None:
         self.method, self.headers, self.version = method.upper(), headers, version
         self.path, _, self.query = target.partition(b"?")

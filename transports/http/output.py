@@ -6,14 +6,18 @@ What this file does not do: HTTP (`http1/connection.py`).
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import trio
 
-from trinamo.runtime.http.shares import Budget
+from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.sinks import Changes
-from trinamo.transports.sockets.wire import Wire
+from trinamo.transports.sockets.wire import Wire, peer_of
+
+from .refusals import Refusals
 
 WRITE_BYTES: Final = 1 << 16
 """What must be taken within the deadline: the measure of progress."""
@@ -26,25 +30,6 @@ class Output:
     that takes nothing of it for `write_timeout_s` breaks the connection, as does an error of the
     socket: `on_broken` is called once, and what is sent afterwards is dropped.
     """
-
-    __slots__ = (
-        "_backlog",
-        "_backlog_bytes_max",
-        "_backlogs",
-        "_changed",
-        "_ends",
-        "_is_flushing",
-        "_on_broken",
-        "_on_room",
-        "_party",
-        "_room_bytes",
-        "_seal",
-        "_wire",
-        "_write_timeout_s",
-        "is_broken",
-        "nursery",
-        "sends",
-    )
 
     def __init__(
         self,
@@ -185,3 +170,34 @@ class Output:
         if not self.is_broken:
             self.drop()
             self._on_broken()
+
+
+class WiredConnection(ABC):
+    """What connections of both versions of HTTP have: a wire, whoever answers, and an output."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: HttpConfig,
+        refusals: Refusals,
+        answer: Callable[[Any, trio.socket.SocketType], Awaitable[None]],
+        on_phase: Callable[[Any], None],
+        backlogs: Budget,
+    ) -> None:
+        self.socket, self.dates = wire.socket, refusals.dates
+        self.address = peer_of(self.socket)
+        self._wire, self._config, self._refusals = wire, config, refusals
+        self._answer, self._on_phase = answer, on_phase
+        self._backlogs, self._party = backlogs, party_of(self.address)
+        self.output = Output(
+            wire,
+            self.abort,
+            backlogs,
+            self._party,
+            backlog_bytes_max=config.backlog_bytes_max,
+            write_timeout_s=config.write_timeout_s,
+        )
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close with RST, now, dropping what is unsent."""

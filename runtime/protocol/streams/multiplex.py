@@ -80,18 +80,6 @@ class StreamIds:
 class Multiplexer:
     """The outgoing half of a link: frames, items and messages in, few large sends out."""
 
-    __slots__ = (
-        "_batch_bytes",
-        "_frames",
-        "_items",
-        "_last_number",
-        "_message_heads",
-        "_pairs",
-        "_parted",
-        "message_bytes",
-        "queued_bytes",
-    )
-
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self._pairs: list[int] = []
@@ -172,7 +160,10 @@ class Multiplexer:
         if self._items:
             self._end_batch()
         frames, self._frames = self._frames, []
-        self.message_bytes = self._parted_message_bytes() if self._message_heads else 0
+        heads = self._message_heads
+        self.message_bytes = (
+            sum(len(rest) for stream, rest in self._parted if stream in heads) if heads else 0
+        )
         finished = self._add_parts(frames) if self._parted else []
         self.queued_bytes = 0
         return frames[0] if len(frames) == 1 else b"".join(frames), finished
@@ -195,9 +186,6 @@ class Multiplexer:
         self._parted = left
         return finished
 
-    def _parted_message_bytes(self) -> int:
-        return sum(len(rest) for stream, rest in self._parted if stream in self._message_heads)
-
     def _end_batch(self) -> None:
         self._frames.append(encode_batch(self._pairs, self._items))
         self._pairs, self._items, self._batch_bytes = [], [], 0
@@ -216,11 +204,6 @@ class Demultiplexer:
 
     `live` are the streams that something may come for. They may change while `feed` is iterated.
     """
-
-    __slots__ = (
-        *("_decoder", "_ids", "_item_bytes_max", "_live", "_parted", "parted_bytes"),
-        "skipped_count",
-    )
 
     def __init__(
         self,

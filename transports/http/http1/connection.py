@@ -14,23 +14,21 @@ from __future__ import annotations
 
 import http
 import math
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http.exchanges import HttpExchange
-from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HeadFault
 from trinamo.runtime.sinks import Changes, Sleeper
-from trinamo.transports.sockets.wire import Wire, abort, peer_of
+from trinamo.transports.sockets.wire import Wire, abort
 
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
-from ..output import Output
-from ..refusals import Refusals
+from ..output import WiredConnection
 from .bodies import BodyReader
 from .heads import FaultError, HeadReader, RequestHead
 
@@ -49,33 +47,12 @@ _STATUS_LINES: Final = {
 }
 
 
-class Http1Connection:
+class Http1Connection(WiredConnection):
     """`serve` it once; the rest is for the server, and may be called at any time."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        config: HttpConfig,
-        refusals: Refusals,
-        answer: Callable[[Http1Exchange, trio.socket.SocketType], Awaitable[None]],
-        on_phase: Callable[[Http1Connection], None],
-        backlogs: Budget,
-    ) -> None:
-        self.socket = wire.socket
-        self.dates = refusals.dates
-        self._refusals = refusals
+    def __init__(self, wire: Wire, config: HttpConfig, *call: Any) -> None:
+        super().__init__(wire, config, *call)
         self.is_retiring = self.is_closing = False
-        self.address = peer_of(self.socket)
-        self._wire, self._config = wire, config
-        self._answer, self._on_phase = answer, on_phase
-        self.output = Output(
-            wire,
-            self.abort,
-            backlogs,
-            party_of(self.address),
-            backlog_bytes_max=config.backlog_bytes_max,
-            write_timeout_s=config.write_timeout_s,
-        )
         self._heads = HeadReader(config.header_bytes_max)
         self._buffer = bytearray()
         self._exchange: Http1Exchange | None = None
@@ -124,7 +101,6 @@ class Http1Connection:
             self._stop_reading()
 
     def abort(self) -> None:
-        """Close with RST, now, dropping what is unsent."""
         self._stop_reading()
         abort(self.socket)
         self.output.drop()
@@ -152,7 +128,12 @@ class Http1Connection:
             exchange = self._exchange
             ahead = 0 if exchange is None else len(self._buffer) + len(exchange.body)
             if ahead >= READ_AHEAD_BYTES_MAX and not self._drops:
-                await self._wait_taken()
+                # The client is ahead: no more is read until something is taken or answered.
+                self._set_deadline(self._config.write_timeout_s)
+                self._sends_seen = self.output.sends
+                await self.changed.wait()
+                if self._exchange is not None:
+                    self._deadline = math.inf
                 continue
             is_plain = exchange is not None and exchange.head.length
             try:
@@ -171,14 +152,6 @@ class Http1Connection:
                 self._advance()
             elif not self._exchange.is_body_complete:
                 self._take_body(self._exchange)
-
-    async def _wait_taken(self) -> None:
-        """The client is ahead: read no more until something is taken or answered."""
-        self._set_deadline(self._config.write_timeout_s)
-        self._sends_seen = self.output.sends
-        await self.changed.wait()
-        if self._exchange is not None:
-            self._deadline = math.inf
 
     def _hung_up(self, *, is_broken: bool) -> None:
         """Nothing more comes: who is not answered yet has left."""

@@ -53,20 +53,6 @@ class FaultError(Exception):
 class RequestHead:
     """What is kept of one."""
 
-    __slots__ = (
-        "expects_continue",
-        "headers",
-        "host",
-        "is_1_1",
-        "is_chunked",
-        "is_last",
-        "length",
-        "method",
-        "path",
-        "query",
-        "version",
-    )
-
     def __init__(self, method: bytes, target: bytes, version: bytes, headers: Headers) -> None:
         self.method, self.headers = method, headers
         self.is_1_1 = version == b"1.1"

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -29,16 +29,14 @@ import trio
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.http.exchanges import Headers
-from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX, TOO_MANY
 from trinamo.runtime.sinks import Changes
-from trinamo.transports.sockets.wire import Wire, abort, peer_of
+from trinamo.transports.sockets.wire import Wire, abort
 
 from ..carried import CarriedExchange, CarriedHead
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
-from ..output import Output
-from ..refusals import Refusals
+from ..output import WiredConnection
 
 STREAMS_PER_CONNECTION: Final = 10_000
 """After so many a connection takes no more and ends: what a peer's history costs is bounded."""
@@ -124,32 +122,11 @@ class FrameBudget:
         self._left = min(BUDGET, self._left + amount)
 
 
-class Http2Connection:
+class Http2Connection(WiredConnection):
     """See `Connection`, of which this is one."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        config: HttpConfig,
-        refusals: Refusals,
-        answer: Callable[[CarriedExchange, trio.socket.SocketType], Awaitable[None]],
-        on_phase: Callable[[Http2Connection], None],
-        backlogs: Budget,
-    ) -> None:
-        self.socket = wire.socket
-        self.dates = refusals.dates
-        self.address = peer_of(self.socket)
-        self._wire, self._config = wire, config
-        self._answer, self._on_phase = answer, on_phase
-        self._backlogs, self._party = backlogs, party_of(self.address)
-        self.output = Output(
-            wire,
-            self.abort,
-            backlogs,
-            self._party,
-            backlog_bytes_max=config.backlog_bytes_max,
-            write_timeout_s=config.write_timeout_s,
-        )
+    def __init__(self, wire: Wire, config: HttpConfig, *call: Any) -> None:
+        super().__init__(wire, config, *call)
         self._budget = FrameBudget(trio.current_time())
         self._h2 = open_h2(
             config.header_bytes_max, lambda fields: self._budget.spend(FIELD_COST * fields)
@@ -224,7 +201,6 @@ class Http2Connection:
         self._watch_idle()
 
     def abort(self) -> None:
-        """Close with RST, now, dropping what is unsent."""
         abort(self.socket)
         self.output.drop()
         self._idle.cancel()
