@@ -271,7 +271,6 @@ def tasks_routes(
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """`value` as JSON."""
     return Response(_encode(value), status, media_type="application/json")
 
 

@@ -69,7 +69,6 @@ class Body:
         self._bodies.arriving.hold(self._party, self, SMALL_BODY_BYTES + self._counted)
 
     def give_way(self) -> None:
-        """See `Holder`."""
         scope, self.has_given_way = self._scope, True
         self.end()
         self.hold(0)
@@ -119,7 +118,6 @@ class Body:
 
     @property
     def arriving_max(self) -> int:
-        """How many bodies may be on their way."""
         return self._bodies.arriving.amount_max // SMALL_BODY_BYTES
 
     @staticmethod

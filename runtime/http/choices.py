@@ -57,7 +57,6 @@ class ChoicesSink(AnswerSink):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a delta of any choice has come."""
         return any(each.has_begun for each in self.choices)
 
     def come(self, tokens: int, deltas: int, size: int) -> None:
@@ -72,7 +71,6 @@ class ChoicesSink(AnswerSink):
         self._record.output_tokens -= tokens
 
     def ended(self, reason: str) -> None:
-        """A choice is whole."""
         self._record.finish_reasons.append(reason)
 
     def count_prompts(self) -> None:
@@ -110,7 +108,6 @@ class ChoiceSink(Sink[Delta]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a delta has come."""
         return self._deltas > 0
 
     def take(self, items: list[Delta]) -> bool:

@@ -171,7 +171,6 @@ class HttpExchange(abc.ABC):
     # --- the connection's side -----------------------------------------------------------------
 
     def leave(self) -> None:
-        """The client is gone."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -316,7 +315,6 @@ def check_json(headers: Headers) -> None:
 
 
 def respond_error(exchange: HttpExchange, answer: ErrorAnswer, headers: Headers) -> None:
-    """Send an error as the whole answer, with its status."""
     exchange.respond(answer.status, answer.to_body(), headers + answer.headers)
 
 

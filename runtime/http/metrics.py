@@ -188,10 +188,8 @@ class RequestRecord:
         self.output_tokens += tokens
 
     def disconnected(self) -> None:
-        """The client left before the answer's end."""
         self.series.disconnects.value += 1
 
     def cancelled(self, reason: str) -> None:
-        """The request was stopped or killed, for `reason`."""
         if self._metrics.has_series(self):
             self._metrics.cancellations.tally(self.model, reason).value += 1

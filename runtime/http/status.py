@@ -213,7 +213,6 @@ class ErrorAnswer:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What its head says beside the status."""
         found: list[tuple[bytes, bytes]] = []
         if self.retry_after_s is not None:
             found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
@@ -225,7 +224,6 @@ class ErrorAnswer:
         return found
 
     def to_body(self) -> bytes:
-        """The JSON body of an answer that is an error."""
         return self.dialect.error_body(self.status, self.detail, self.request_id)
 
 

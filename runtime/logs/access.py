@@ -63,7 +63,6 @@ class AccessLog:
         self._cheap = Throttle(1.0)
 
     def now(self) -> float:
-        """The time that durations are measured with."""
         return self._clock.now()
 
     def tell(

@@ -67,7 +67,6 @@ def start_nameless(
 
 
 def name_process(**fields: Any) -> None:
-    """Add fields to every line of this process from now on."""
     _process.update(fields)
 
 

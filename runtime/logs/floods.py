@@ -81,7 +81,6 @@ class FloodGate:
         return [*told, record]
 
     def tell_all(self) -> list[logging.LogRecord]:
-        """Lines about everything that was held back and not told of."""
         return self._tell(float("inf"))
 
     def _tell(self, now_s: float) -> list[logging.LogRecord]:

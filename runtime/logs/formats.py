@@ -63,7 +63,6 @@ class ConsoleFormat(logging.Formatter):
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and below it where an error came from."""
         if isinstance(record, AccessRecord):
             return self._access(record)
         level = record.levelname.lower()
@@ -100,7 +99,6 @@ class JsonFormat(logging.Formatter):
     """One JSON object a line, for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole record in one line."""
         if isinstance(record, AccessRecord):
             shown = {
                 **current_fields(),

@@ -54,7 +54,6 @@ class LogNotices:
         self.log(logging.WARNING, kind, detail)
 
     def log(self, level: int, kind: str, detail: object) -> None:
-        """The same at another level."""
         count = self._throttle.admit(kind, trio.current_time())
         if count is not None:
             more = f" ({count} more since the last line)" if count else ""
@@ -73,7 +72,6 @@ class InstanceLog:
         self._log(logging.INFO, text, instance, more)
 
     def warning(self, text: str, instance: Instance, *more: object) -> None:
-        """A line at `warning`."""
         self._log(logging.WARNING, text, instance, more)
 
     def _log(self, level: int, text: str, instance: Instance, more: tuple[object, ...]) -> None:

@@ -28,7 +28,6 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self.setFormatter(form)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, or count it."""
         if isinstance(record, AccessRecord):
             try:
                 # No flush: streams of ours and standard error write whole lines at once.
@@ -49,7 +48,6 @@ class LogHandler(logging.StreamHandler[TextIO]):
             self.stream.write(f"{record.name}: cannot write a line: {one_line(record.msg)}\n")
 
     def close(self) -> None:
-        """Tell what was held back last."""
         for each in self.gate.tell_all():
             super().emit(each)
         super().close()

@@ -62,7 +62,6 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """The first few exceptions inside nested groups."""
     return list(islice(leaves(error), CAUSES_MAX))
 
 
@@ -160,7 +159,6 @@ def masked(value: Any, depth: int = 0) -> Any:
 
 
 def is_secret(name: object) -> bool:
-    """Whether a field of this name holds a secret."""
     text = str(name).lower().replace("-", "_")
     return (
         text == "token"

@@ -60,7 +60,6 @@ class Metrics(Registry):
         ).shown
 
     def now(self) -> float:
-        """The clock the records measure with."""
         return self.clock.now()
 
     def live_set(self, endpoint: str, counts: LiveCounts) -> None:

@@ -50,7 +50,6 @@ class Histogram:
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """It took `seconds` once more."""
         self._counts[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds
 
@@ -128,7 +127,6 @@ class _Family(Generic[T]):
         return found[0]
 
     def items(self) -> Iterator[tuple[tuple[str, ...], T]]:
-        """The values of the labels of each tally, and the tally."""
         for values, (tally, _) in self._tallies.items():
             yield values, tally
 
@@ -144,7 +142,6 @@ class _Family(Generic[T]):
         }
 
     def lines(self) -> Iterator[str]:
-        """See `Shown`."""
         yield self._head
         for tally, starts in self._tallies.values():
             for start, number in zip(starts, tally.numbers(), strict=True):
@@ -191,7 +188,6 @@ class Readings:
         self.shown: dict[str, Any] = {}
 
     def lines(self) -> Iterator[str]:
-        """See `Shown`."""
         rows = list(self._rows(self.shown))
         for name, full, kind, text in self._series:
             yield _head(full, kind, text)
@@ -221,13 +217,11 @@ class Registry(CollectorRegistry):
         return self._declared(name, lambda full: Counts(full, text, labels, may_fall=may_fall))
 
     def count(self, name: str, text: str, *, may_fall: bool = False) -> Count:
-        """One number, without labels."""
         return self.counts(name, text, may_fall=may_fall).tally()
 
     def histograms(
         self, name: str, text: str, bounds_s: Sequence[float], *labels: str
     ) -> Histograms:
-        """Histograms of seconds."""
         return self._declared(name, lambda full: Histograms(full, text, bounds_s, labels))
 
     def readings(
@@ -261,7 +255,6 @@ class Registry(CollectorRegistry):
         self._shown[name] = shown
 
     def register(self, collector: Collector) -> None:
-        """Show what `collector` collects."""
         super().register(collector)
         self._others.append(collector)
 

@@ -149,7 +149,6 @@ class Traces:
         )
 
     def recent(self) -> RecentView:
-        """The ids of the last requests."""
         ids = dict.fromkeys(root_of(each.request_id) for each in reversed(self._ring))
         return RecentView(request_ids=list(ids)[:RECENT_MAX])
 

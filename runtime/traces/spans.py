@@ -75,7 +75,6 @@ class Tracing:
         return SpanTrace(self, request_id, parent)
 
     def new_span_id(self) -> int:
-        """Of a leg that begins."""
         return self._rng.getrandbits(_SPAN_BITS) or 1
 
     def ended(self, trace: SpanTrace, leg: _SpanLeg) -> None:
@@ -118,7 +117,6 @@ class SpanTrace(RequestTrace):
 
     @property
     def is_exported(self) -> bool:
-        """Whether it is sampled."""
         return self.parent.is_sampled
 
     def parent_of(self, span_id: int) -> str:

@@ -47,7 +47,6 @@ class Leg:
         self.marks.append((name, self._now() if at is None else at))
 
     def tell(self, **facts: Fact) -> None:
-        """More is known of it."""
         self.facts |= facts
 
     def finish(self, outcome: str = "success", **facts: Fact) -> None:

@@ -115,7 +115,6 @@ class Dashboard:
         ]
 
     def serves_at(self, url: str, status_url: str = "") -> None:
-        """The frontend answers there from now on."""
         self._url, self._status_url = url, status_url
 
     def facts(self) -> FrontendFacts:

@@ -133,7 +133,6 @@ def read_facts(told: Any, of: type[T]) -> T | None:
 
 
 def cut_text(text: object) -> str:
-    """At most `TEXT_CHARACTERS_MAX` of it."""
     found = str(text)
     return found if len(found) <= TEXT_CHARACTERS_MAX else f"{found[:TEXT_CHARACTERS_MAX]}…"
 
@@ -216,7 +215,6 @@ def frontend_facts(
 
 
 def _buckets(tallies: Iterable[Histogram]) -> dict[str, int]:
-    """Over all models."""
     found: Counter[str] = Counter()
     for tally in tallies:
         found.update({bound: int(count) for bound, count in tally.buckets()})
@@ -239,7 +237,6 @@ class Rates:
         return grown / (at_s - before[1])
 
     def forget(self, before_s: float) -> None:
-        """Forget what was last updated before then."""
         self._last = {name: each for name, each in self._last.items() if each[1] >= before_s}
 
 

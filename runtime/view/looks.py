@@ -58,7 +58,6 @@ class Gatherer:
         self._last: Listing | None = None
 
     async def look(self, url: str, status_url: str) -> Survey:
-        """See `Look`."""
         view, neighbours = self._view(), self._place.find_neighbours()
         found = [each for each in neighbours.frontends if each.pid == self._place.pid]
         if not found:

@@ -108,7 +108,6 @@ class GroupRow(msgspec.Struct, kw_only=True):
 
 
 def group_of(look: InstanceLook) -> str:
-    """The key of the group that it is in."""
     return f"{cut_text(look.metadata.get('model', ''))} {cut_text(role_of(look))}"
 
 

@@ -211,7 +211,6 @@ async def survey_around(
 
 
 def why_away(error: TrinamoError, endpoints: Sequence[str]) -> str:
-    """Why etcd tells nothing, in a sentence."""
     if isinstance(error, (ConnectError, DeadlineError)):
         return f"etcd at {','.join(endpoints)} does not answer"
     return error.message
@@ -461,7 +460,6 @@ def _grouped(
 
 
 async def fetch_facts(fetch: Fetch, url: str, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
-    """What the status port at `url` says of its process."""
     answer = await fetch_json(
         fetch, f"{url}/health", timeout_s=timeout_s, bytes_max=FACTS_BYTES_MAX
     )

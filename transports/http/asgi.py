@@ -53,7 +53,6 @@ class AsgiCall:
         self._sends = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """The next event of the request."""
         exchange = self._exchange
         if not self._is_body_over:
             try:

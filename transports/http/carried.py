@@ -90,7 +90,6 @@ class CarriedExchange(HttpExchange):
         self._changed.notify()
 
     def end_input(self) -> None:
-        """The body is complete."""
         self.is_body_complete = True
         self._changed.notify()
 
@@ -168,7 +167,6 @@ class CarriedExchange(HttpExchange):
         return data
 
     def was_sent(self) -> None:
-        """Its last frame is the kernel's."""
         self.is_sent = True
         self._count()
         self._changed.notify()
@@ -181,7 +179,6 @@ class CarriedExchange(HttpExchange):
         self._taken()
 
     def give_way(self) -> None:
-        """See `Holder`."""
         self._carrier.reset(self)
 
     def _count(self) -> None:

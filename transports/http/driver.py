@@ -146,11 +146,9 @@ class SecureConnection:
 
     @property
     def phase(self) -> Phase:
-        """See `HttpConnection`."""
         return Phase.SHAKING if self._connection is None else self._connection.phase
 
     async def serve(self) -> None:
-        """See `HttpConnection`."""
         try:
             with trio.move_on_after(self._timeout_s) as scope:
                 await shake_hands(self._wire, self._session)
@@ -171,19 +169,16 @@ class SecureConnection:
         await self._connection.serve()
 
     def retire(self) -> None:
-        """See `HttpConnection`."""
         self._is_retiring = True
         if self._connection is not None:
             self._connection.retire()
 
     def close_when_idle(self) -> None:
-        """See `HttpConnection`."""
         self._is_closing = True
         if self._connection is not None:
             self._connection.close_when_idle()
 
     def abort(self) -> None:
-        """See `HttpConnection`."""
         if self._connection is None:
             abort(self.socket)
         else:

@@ -40,7 +40,6 @@ class Dates:
         self._second, self._value = -1, b""
 
     def value(self) -> bytes:
-        """What the header says now."""
         second = int(self._clock.wall())
         if second != self._second:
             self._second = second

@@ -80,19 +80,16 @@ class Server:
         self._drained = trio.Event()
 
     def retire(self) -> None:
-        """See `HttpServer`."""
         self._is_retiring = True
         for connection in self._connections:
             connection.retire()
 
     def close_idle(self) -> None:
-        """See `HttpServer`."""
         for connection in self._connections:
             if connection.phase is Phase.IDLE:
                 connection.close_when_idle()
 
     def close(self) -> None:
-        """Accept no more, close idle connections at once and the others after a short grace."""
         self._closing.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:

@@ -264,7 +264,6 @@ class WholeAnswer:
         return body
 
     def finish(self, body: bytes) -> list[Delta]:
-        """The whole `body`, cut into deltas."""
         try:
             told = _decode(body)
         except msgspec.ValidationError:

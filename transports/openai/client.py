@@ -121,7 +121,6 @@ class Response:
         )
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
@@ -279,7 +278,6 @@ class Connections:
             self.give(connection, response)
 
     def close(self) -> None:
-        """Close those that are idle."""
         while self._idle:
             self._idle.pop().close()
 

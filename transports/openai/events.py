@@ -56,7 +56,6 @@ class EventSplitter:
         return None
 
     def feed(self, data: bytes) -> list[Received]:
-        """The events that `data` completes, in order."""
         if self._kept:
             if not data:
                 return []

@@ -92,7 +92,6 @@ class SpanEncoder:
         del self._frame.resource_spans[0].scope_spans[0].spans[:]
 
     def encode(self, spans: Iterable[Span]) -> bytes:
-        """The body of one export request."""
         request = ExportTraceServiceRequest()
         request.CopyFrom(self._frame)
         add = request.resource_spans[0].scope_spans[0].spans.add
@@ -101,7 +100,6 @@ class SpanEncoder:
         return request.SerializeToString()
 
     def readable(self, span: Span) -> ReadableSpan:
-        """The same in the SDK's words."""
         outcome = span.facts.get("outcome", "success")
         parent = None
         if span.parent_id:

@@ -527,7 +527,6 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more is within `requests_max`."""
         return self.in_flight < self.requests_max
 
     def is_busy(self, engine: Engine) -> bool:
@@ -556,11 +555,9 @@ class Admission:
         self.queue.refuse_all(_draining)
 
     def stop(self, reason: Reason) -> None:
-        """Ask every request in flight to finish early."""
         self._root.stop(reason)
 
     def kill(self, reason: Reason) -> None:
-        """End every request in flight now."""
         self._root.kill(reason)
 
     async def wait_idle(self) -> None:

@@ -116,7 +116,6 @@ class _ModelWatch:
         return 0.0 if followed is None else followed.client.router.removal_grace_s(instance_id)
 
     async def take(self, event: WatchEvent) -> None:
-        """One event of the watch on the cards."""
         async with self._turn:
             await self._apply(self._step(event))
         if self._table.review_at < math.inf:

@@ -140,7 +140,6 @@ class ModelKind(enum.StrEnum):
 
     @property
     def path(self) -> str:
-        """Where it is asked."""
         return _PATHS.get(self) or f"/v1/{self.value}"
 
 
@@ -221,7 +220,6 @@ class ModelManager:
         return self._has_passed or not self._models
 
     def engines(self, kind: ModelKind) -> Iterator[Engine]:
-        """Those that answer requests of one kind."""
         return (s.engines[kind] for s in self._models.values() if kind in s.engines)
 
     def models(self, kind: ModelKind | None = None) -> list[str]:
@@ -239,7 +237,6 @@ class ModelManager:
         return self.models(ModelKind.COMPLETIONS)
 
     def has_model_any(self, model: str) -> bool:
-        """Whether `model` is served, of whatever kind."""
         return model in self._models
 
     def card(self, model: str) -> ModelCard | None:
@@ -248,7 +245,6 @@ class ModelManager:
 
     @property
     def has_instance(self) -> bool:
-        """Whether anybody could answer a request for any model."""
         return any(
             engine.has_instance if isinstance(engine, RoutedEngine) else True
             for served in self._models.values()

@@ -105,7 +105,6 @@ class _Block:
     use_id: str = ""
 
     def told(self) -> TextBlock | ToolUseBlock:
-        """The block as it is now."""
         text = "".join(self.texts)
         if not self.name:
             return TextBlock(text)

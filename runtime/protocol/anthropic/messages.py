@@ -191,7 +191,6 @@ class CountTokensRequest(_Turned, frozen=True, kw_only=True):
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
         _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
-        """As `MessagesRequest.to_generate`."""
         return GenerateRequest(task=Task.TOKENIZE, **self._asked(model, context_tokens_max))
 
 

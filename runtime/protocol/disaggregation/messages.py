@@ -68,7 +68,6 @@ class Pairing:
 
     @property
     def queue(self) -> str:
-        """The work queue of `RemotePrefillRequest`s."""
         return f"prefill-{self.digest}"
 
 

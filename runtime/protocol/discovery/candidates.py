@@ -169,7 +169,6 @@ class Candidates:
                 each.renew(number)
 
     def forget(self, measure: Measure) -> None:
-        """See `Group.forget`."""
         for group in self._groups.values():
             group.forget(measure)
 

@@ -86,7 +86,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """Its key in the control plane."""
         return f"{INSTANCE_PREFIX}{self.endpoint}/{self.id}"
 
 
@@ -155,7 +154,6 @@ _frontend_decoder = msgspec.json.Decoder(FrontendEntry)
 
 
 def frontend_key(frontend_id: str) -> str:
-    """The key of one in the control plane."""
     return FRONTEND_PREFIX + frontend_id
 
 

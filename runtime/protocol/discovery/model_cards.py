@@ -260,7 +260,6 @@ class ModelTable:
         return self._change()
 
     def delete(self, key: str, now: float) -> ModelChange:
-        """One card was deleted."""
         if key in self._names:
             self._let_go(key, now)
         return self._change()

@@ -286,7 +286,6 @@ class Liveness:
         return is_trial
 
     def answer(self) -> None:
-        """It answered a request."""
         self._errors = 0
         if self._failures:
             self._forgive(failures=self._failures - 1)

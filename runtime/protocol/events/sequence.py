@@ -217,7 +217,6 @@ class SequencedView:
         self._outdated_answers = 0
 
     def receive(self, event: SequencedEvent) -> SequenceStep:
-        """Take one event as it arrives."""
         self.trouble = Trouble.NONE
         if event.incarnation < self.incarnation:
             self.trouble = Trouble.OUTDATED

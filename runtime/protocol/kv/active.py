@@ -71,7 +71,6 @@ def next_active(waiting: deque[ActiveEvent]) -> list[ActiveEvent]:
 
 
 def pack_keys(keys: Sequence[int]) -> bytes:
-    """`block_keys` as bytes."""
     return struct.pack(f">{len(keys)}Q", *keys)
 
 

@@ -85,7 +85,6 @@ class BlockHolders:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to sweep."""
         return bool(self._retired)
 
     # --- holders ---
@@ -105,7 +104,6 @@ class BlockHolders:
             self._retired |= bit
 
     def count(self, bit: int) -> int:
-        """How many blocks a holder has."""
         return self._counts[bit]
 
     # --- blocks ---

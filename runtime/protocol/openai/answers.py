@@ -262,7 +262,6 @@ class TextTemplate:
 
 
 def make_chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """What a chat says of `tokens`."""
     return ChatLogprobs(
         [
             ChatTokenLogprob(
@@ -457,7 +456,6 @@ class ChatAnswer(_Answer):
         )
 
     def choice(self) -> ChatChoice:
-        """What the whole answer has of this choice."""
         return ChatChoice(
             self._index,
             self._reply("".join(self._texts)),
@@ -549,7 +547,6 @@ class CompletionAnswer(_Answer):
         return behind, bool(before)
 
     def choice(self) -> CompletionChoice:
-        """What the whole answer has of this choice."""
         logprobs = make_completion_logprobs(
             self._logprobs, self._offsets, begins_prompt=self._begins_prompt
         )

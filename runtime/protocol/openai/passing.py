@@ -173,5 +173,4 @@ class Renaming:
         self._by = b'"model":' + _encode(asked)
 
     def apply(self, piece: bytes) -> bytes:
-        """`piece` with the name that was asked for."""
         return self._pattern.sub(lambda _: self._by, piece, count=1)

@@ -195,7 +195,6 @@ class SharedRequest(BodyRequest, frozen=True, kw_only=True):
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
     ) -> list[GenerateRequest]:
-        """See `BodyRequest`."""
         del inputs_max
         prompts, each, seed = self.prompts(context_tokens_max), self.choices_each, first.seed
         if each == 1 and not prompts:
@@ -259,7 +258,6 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
         )
 
     def _continues(self, last: ChatMessage) -> bool:
-        """Whether the answer goes on with the `last` turn."""
         continues = bool(self.continue_final_message)
         if continues and last.role != "assistant":
             raise RequestError(

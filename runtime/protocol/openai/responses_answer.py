@@ -132,7 +132,6 @@ class _Item:
     call_id: str = ""
 
     def told(self, status: str) -> OutputMessage | FunctionCall:
-        """The item as it is now."""
         if self.name:
             return FunctionCall(
                 id=self.id,
@@ -185,7 +184,6 @@ class ResponsesAnswer(PartedAnswer):
         return self._taken()
 
     def _more(self, template: tuple[bytes, bytes, list[str]], text: str) -> bytes:
-        """The event of more text."""
         head, tail, texts = template
         texts.append(text)
         self._number = number = self._number + 1
@@ -284,7 +282,6 @@ class ResponsesAnswer(PartedAnswer):
         self._item = None
 
     def _complete(self, usage: Usage) -> Response:
-        """The answer is over."""
         if self._parser is not None:
             self._add_pieces(self._parser.finish())
         if self._item is None and not self._output:

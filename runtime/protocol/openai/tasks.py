@@ -76,7 +76,6 @@ class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
         context_tokens_max: int = CONTEXT_TOKENS_MAX,
         _: SamplingDefaults = UNSAID,
     ) -> GenerateRequest:
-        """As `TokenizeRequest.to_generate`."""
         token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
         if token_ids is None:
             raise RequestError("'tokens' must be a list of token ids", param="tokens")
@@ -104,7 +103,6 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
     ) -> list[GenerateRequest]:
-        """See `BodyRequest`."""
         return [
             msgspec.structs.replace(first, prompt=prompt, token_ids=token_ids)
             for prompt, token_ids in all_prompts(

@@ -175,11 +175,9 @@ class ConsumerCounts:
     outcomes: dict[JobOutcome, int] = attrs.field(factory=lambda: dict.fromkeys(JobOutcome, 0))
 
     def take(self) -> None:
-        """A job was taken, and is in hand."""
         self.taken += 1
         self.working += 1
 
     def end(self, outcome: JobOutcome) -> None:
-        """A job in hand ended."""
         self.working -= 1
         self.outcomes[outcome] += 1

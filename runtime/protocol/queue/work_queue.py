@@ -145,7 +145,6 @@ class WorkQueueModel:
         return Settlement.APPLIED
 
     def ack(self, token: str, *, now: float) -> Settlement:
-        """The job is done."""
         job = self._leased(token, now)
         if job is None:
             return Settlement.STALE
@@ -191,7 +190,6 @@ class WorkQueueModel:
         return [self._letter(dead, now) for dead in list(self._dead.values())[:count_max]]
 
     def dead_letter(self, job_id: str, *, now: float) -> DeadLetter | None:
-        """The dead letter with this id."""
         self.advance(now)
         dead = self._dead.get(job_id)
         return None if dead is None else self._letter(dead, now)
@@ -222,7 +220,6 @@ class WorkQueueModel:
         return count
 
     def statistics(self, *, now: float) -> QueueStatistics:
-        """The queue now."""
         self.advance(now)
         oldest = min((job.put_at for job in self._jobs.values()), default=now)
         return QueueStatistics(len(self._jobs), len(self._leases), len(self._dead), now - oldest)

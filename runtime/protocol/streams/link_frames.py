@@ -117,7 +117,6 @@ _decode_refusal = msgspec.json.Decoder(WireRefusal).decode
 
 
 def encode_opening(stream: int, opening: Opening) -> bytes:
-    """The frame that opens `stream`."""
     subject = opening.handshake.subject.encode()
     stream_type = _TYPES.index(opening.handshake.stream_type)
     head = (HEAD_BYTES + 5, len(subject), stream, Kind.OPEN, opening.window_bytes, stream_type)
@@ -125,7 +124,6 @@ def encode_opening(stream: int, opening: Opening) -> bytes:
 
 
 def encode_credit(stream: int, given_bytes: int) -> bytes:
-    """The frame that gives credit back."""
     return _CREDIT.pack(HEAD_BYTES + 4, 0, stream, Kind.CREDIT, given_bytes)
 
 

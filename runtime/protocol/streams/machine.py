@@ -36,7 +36,6 @@ class Role(TableKey):
 
     @property
     def other(self) -> Role:
-        """The other end."""
         return Role.CALLER if self is Role.WORKER else Role.WORKER
 
 
@@ -106,7 +105,6 @@ class Machine:
         return f"<{self._tables.name} worker={worker.name} caller={caller.name}>"
 
     def allows(self, role: Role, event: type) -> bool:
-        """Whether `role` may take this step now."""
         return event in self._tables.transitions[role][self.states[role]]
 
     def send(self, event: object) -> None:

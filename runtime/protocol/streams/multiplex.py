@@ -96,7 +96,6 @@ class Multiplexer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
         return not (self._frames or self._items or self._parted)
 
     @property

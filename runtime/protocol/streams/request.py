@@ -144,7 +144,6 @@ class WireError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def rebuilt(error: WireError) -> TrinamoError:
-    """The error that a peer told us about."""
     return error_from_wire(
         error.code,
         error.message,
@@ -245,7 +244,6 @@ def decode_answer(header: bytes) -> RequestAnswer:
 
 
 def failure(request_id: str, error: TrinamoError) -> RequestAnswer:
-    """The answer that says a unary request failed with `error`."""
     return RequestAnswer(id=request_id, error=wire_error(error))
 
 

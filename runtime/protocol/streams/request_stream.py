@@ -84,5 +84,4 @@ REQUEST_STREAM: Final = Tables(
 
 
 def request_stream(our_role: Role) -> Machine:
-    """A fresh machine for one request stream."""
     return Machine(REQUEST_STREAM, our_role)

@@ -101,5 +101,4 @@ RESPONSE_STREAM: Final = Tables(
 
 
 def response_stream(our_role: Role) -> Machine:
-    """A fresh machine for one response stream."""
     return Machine(RESPONSE_STREAM, our_role)

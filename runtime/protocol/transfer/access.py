@@ -72,7 +72,6 @@ class AccessTable:
         granted.on_complete = on_complete
 
     def revoke(self, ticket: int) -> None:
-        """Let `ticket` move nothing any more."""
         if self._grants is not None:
             self._grants.pop(ticket, None)
 

@@ -91,11 +91,9 @@ class AccessPage:
         )
 
     def renew(self, generation: int) -> None:
-        """Show the new generation."""
         _WORD.pack_into(self._view, _GENERATION_AT, generation)
 
     def withdraw(self) -> None:
-        """Show that the region is gone."""
         _WORD.pack_into(self._view, _STATE_AT, _WITHDRAWN)
 
     def grant(self, ticket: int, blocks: Sequence[int], *, may_write: bool = True) -> None:
@@ -122,7 +120,6 @@ class AccessPage:
         _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, _digest(ticket, may_write=may_write))
 
     def revoke(self, ticket: int) -> None:
-        """Show the ticket no more."""
         place = self._places.pop(ticket, None)
         if place is not None:
             _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, 0)
@@ -199,7 +196,6 @@ class TransferDone:
 
 
 def encode_completion(notice: TransferDone) -> bytes:
-    """The bytes that `decode_completion` takes."""
     return _HEAD.pack(notice.region, notice.ticket) + notice.message
 
 

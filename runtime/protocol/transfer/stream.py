@@ -186,7 +186,6 @@ def encode_message(message: TransferMessage, data_bytes: int = 0) -> bytes:
 
 
 def decode_message(header: bytes | memoryview) -> _AnyMessage:
-    """The message in one frame's header."""
     return decoded(_decoder.decode, header, "not a transfer message")
 
 
@@ -199,7 +198,6 @@ def pack_blocks(blocks: Sequence[int]) -> bytes:
 
 
 def unpack_blocks(data: bytes | bytearray) -> list[int]:
-    """The numbers `pack_blocks` packed."""
     if len(data) % 4:
         raise RemoteProtocolError(f"a block list of {len(data)} bytes")
     packed = array("I")

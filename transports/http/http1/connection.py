@@ -71,7 +71,6 @@ class Http1Connection(WiredConnection):
 
     @property
     def phase(self) -> Phase:
-        """What it does now."""
         if self._exchange is None:
             return Phase.IDLE
         return Phase.ANSWERING if self._exchange.is_body_complete else Phase.ARRIVING
@@ -95,7 +94,6 @@ class Http1Connection(WiredConnection):
         self.is_retiring = True
 
     def close_when_idle(self) -> None:
-        """Answer what is in flight, and nothing else."""
         self.is_closing = True
         if self._exchange is None:
             self._stop_reading()

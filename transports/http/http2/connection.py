@@ -89,7 +89,6 @@ class FrameBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the client has caused more than it may."""
         return self._left < 0
 
     def count(self, data: bytes, now: float) -> None:
@@ -118,7 +117,6 @@ class FrameBudget:
         self._left -= cost
 
     def repay(self, amount: float) -> None:
-        """The client took something."""
         self._left = min(BUDGET, self._left + amount)
 
 
@@ -154,7 +152,6 @@ class Http2Connection(WiredConnection):
 
     @property
     def phase(self) -> Phase:
-        """What it does now."""
         if not self._streams:
             return Phase.IDLE
         is_answering = any(each.is_body_complete for each in self._streams.values())
@@ -360,24 +357,20 @@ class Http2Connection(WiredConnection):
     # --- what streams ask: see `Carrier` ----------------------------------------------------------
 
     def send_head(self, stream_id: int, status: int, headers: Headers) -> None:
-        """See `Carrier`."""
         fields = [(b":status", b"%d" % status), *headers]
         self._tell(lambda: self._h2.send_headers(stream_id, fields))
 
     def send_body(self, stream: CarriedExchange) -> None:
-        """See `Carrier`."""
         if not stream.is_gone:
             self._ready[stream.stream_id] = stream
             self._stalls.begin(stream)
             self._changed.notify()
 
     def grant(self, stream_id: int, size: int) -> None:
-        """See `Carrier`."""
         if size:
             self._tell(lambda: self._h2.acknowledge_received_data(size, stream_id))
 
     def reset(self, stream: CarriedExchange) -> None:
-        """See `Carrier`."""
         self._budget.spend(RESET_COSTS)
         self._reset(stream.stream_id, h2.errors.ErrorCodes.CANCEL)
         self._forget(stream)
