@@ -6,12 +6,13 @@ What they share is in `chat.py`, and how the APIs that they belong to tell error
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
 from typing_extensions import Buffer
 
-from ..protocol.anthropic.answers import CountAnswer, MessagesAnswer
+from ..protocol.anthropic.answers import MessagesAnswer, TokenCount
 from ..protocol.anthropic.messages import (
     CountTokensRequest,
     MessagesRequest,
@@ -32,14 +33,15 @@ from ..protocol.openai.responses import ResponsesRequest, decode_responses_reque
 from ..protocol.openai.responses_answer import ResponsesAnswer
 from ..protocol.openai.tasks import (
     DetokenizeRequest,
-    EmbeddingAnswer,
     EmbeddingsRequest,
-    TextAnswer,
+    TaskAnswer,
     TokenizeRequest,
-    TokensAnswer,
     decode_detokenize_request,
     decode_embeddings_request,
     decode_tokenize_request,
+    tell_embeddings,
+    tell_text,
+    tell_tokens,
 )
 from ..protocol.openai.tool_calls import ToolAnswer
 from .models.models import ModelKind
@@ -113,7 +115,7 @@ def _message(_: MessagesRequest, choices: list[GenerateRequest], __: int) -> Mak
 
 def _embeddings(request: EmbeddingsRequest, _: list[GenerateRequest], __: int) -> MakesAnswer:
     is_base64 = request.encoding_format == "base64"
-    return lambda index, _, model, __: EmbeddingAnswer(index, model, is_base64=is_base64)
+    return lambda _, __, model, ___: TaskAnswer(partial(tell_embeddings, model, is_base64))
 
 
 CHAT: Final = EndpointKind(
@@ -136,7 +138,7 @@ MESSAGES: Final = EndpointKind(
 COUNT_TOKENS: Final = EndpointKind(
     *("count_tokens", "/v1/messages/count_tokens", ModelKind.TOKENIZE),
     decode_count_request,
-    lambda *_: lambda *_: CountAnswer(),
+    lambda *_: lambda *_: TaskAnswer(lambda usage, _: TokenCount(usage.prompt_tokens)),
     ANTHROPIC,
 )
 EMBEDDINGS: Final = EndpointKind(
@@ -147,10 +149,10 @@ EMBEDDINGS: Final = EndpointKind(
 TOKENIZE: Final = EndpointKind(
     *("tokenize", "/tokenize", ModelKind.TOKENIZE),
     decode_tokenize_request,
-    lambda _, __, context_tokens_max: lambda *_: TokensAnswer(context_tokens_max),
+    lambda _, __, context: lambda *_: TaskAnswer(partial(tell_tokens, context)),
 )
 DETOKENIZE: Final = EndpointKind(
     *("detokenize", "/detokenize", ModelKind.TOKENIZE),
     decode_detokenize_request,
-    lambda *_: lambda *_: TextAnswer(),
+    lambda *_: lambda *_: TaskAnswer(tell_text),
 )

@@ -99,23 +99,16 @@ class JsonFormat(logging.Formatter):
     """One JSON object a line, for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if isinstance(record, AccessRecord):
-            shown = {
-                **current_fields(),
-                **record.fields,
-                "event": record.getMessage(),
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "time": _time(record),
-            }
-            return one_line(_encode(shown).decode(), characters_max=1 << 20)
+        own = record.fields if isinstance(record, AccessRecord) else None
         line: dict[str, Any] = {
-            **_fields(record),
-            "event": cut(_event(record)),
+            **(_fields(record) if own is None else {**current_fields(), **own}),
+            "event": cut(_event(record)) if own is None else record.getMessage(),
             "level": record.levelname.lower(),
             "logger": record.name,
             "time": _time(record),
         }
+        if own is not None:
+            return one_line(_encode(line).decode(), characters_max=1 << 20)
         error = _error(record)
         if error is not None:
             line["error"] = mask_text(tell_causes(error))

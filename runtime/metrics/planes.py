@@ -24,7 +24,26 @@ def show_planes(
 ) -> None:
     """Add the planes' series to the exposition of `metrics`; once per process."""
     if isinstance(control, CountsControl):
-        _show_control(metrics, control)
+
+        def control_rows(_: object) -> Iterator[Row]:
+            told = control.statistics()
+            renamed = {"connected": told.is_connected, "silence_seconds": told.silence_s}
+            yield (), attrs.asdict(told) | renamed
+
+        metrics.readings(
+            "control_plane_",
+            (),
+            control_rows,
+            gauges={
+                "connected": "1 if the store's last sign was an answer, else 0",
+                "silence_seconds": "Since the store's last answer",
+                "watches": "Watches open",
+            },
+            counters={
+                "stream_losses": "Streams that ended unasked",
+                "resyncs": "Watches that had to read everything again",
+            },
+        )
     if isinstance(events, CountsEvents):
         _show_events(metrics, events)
     metrics.readings(
@@ -55,28 +74,6 @@ def show_unsigned(metrics: Metrics, *planes: object) -> None:
         lambda _: [((), {"unsigned_dropped": sum(each.unsigned_count for each in counting)})],
         counters={
             "unsigned_dropped": "Entries in discovery and events that no member of the cluster signed"
-        },
-    )
-
-
-def _show_control(metrics: Metrics, control: CountsControl) -> None:
-    def rows(_: object) -> Iterator[Row]:
-        told = control.statistics()
-        renamed = {"connected": told.is_connected, "silence_seconds": told.silence_s}
-        yield (), attrs.asdict(told) | renamed
-
-    metrics.readings(
-        "control_plane_",
-        (),
-        rows,
-        gauges={
-            "connected": "1 if the store's last sign was an answer, else 0",
-            "silence_seconds": "Since the store's last answer",
-            "watches": "Watches open",
-        },
-        counters={
-            "stream_losses": "Streams that ended unasked",
-            "resyncs": "Watches that had to read everything again",
         },
     )
 

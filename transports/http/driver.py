@@ -21,7 +21,6 @@ from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.shares import Budget
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.transport import AsgiApp
-from trinamo.runtime.protocol.openai.http_head import HeadFault
 from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
 from trinamo.transports.sockets.wire import Wire, abort, open_wire
 
@@ -29,7 +28,7 @@ from .asgi import AsgiCall
 from .certificates import Certificates
 from .connections import HttpConnection, Phase
 from .http1.connection import Http1Connection
-from .refusals import HOST_ANSWER, Refusals
+from .refusals import HOST_ANSWER, HeadFault, Refusals
 
 if TYPE_CHECKING:
     from .hypercorn import Hypercorn

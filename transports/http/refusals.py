@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from typing import Final
 
+import attrs
+
 from trinamo.runtime.env import Clock
 from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http.exchanges import JSON_TYPE, Headers, RequestIds
@@ -20,14 +22,26 @@ from trinamo.runtime.http.status import (
 from trinamo.runtime.logs.access import AccessLog
 from trinamo.runtime.logs.fields import log_fields
 from trinamo.runtime.protocol.openai.answers import ErrorDetail
-from trinamo.runtime.protocol.openai.http_head import HeadFault
 
+HEADERS_MAX: Final = 100
+"""Of one request, whichever version of HTTP it speaks."""
 HOST_ANSWER: Final = answer_error(
     HostNotAllowedError(
         "the Host header names another server; call this one by its address or by localhost, or"
         " add the name to 'http.hosts' of its configuration"
     )
 )
+
+
+@attrs.frozen
+class HeadFault:
+    """Why a head is refused, and the HTTP status that says so."""
+
+    status: int
+    reason: str
+
+
+TOO_MANY: Final = HeadFault(431, f"there are more than {HEADERS_MAX} headers, which is the limit")
 
 
 class Dates:

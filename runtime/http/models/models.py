@@ -259,7 +259,8 @@ class ModelManager:
             raise ModelNotFoundError(f"the model '{model[:80]}' does not exist", param="model")
         served = self._models[name]
         card = served.card or ModelCard(name=name, endpoint="")
-        obeyed = supported((kind.path for kind in served.engines), card.features)
+        paths = tuple(kind.path for kind in served.engines)
+        obeyed = [*supported(paths, frozenset(card.features))]
         return Model(
             id=model,
             created=served.created,

@@ -15,7 +15,6 @@ from msgspec import Raw
 
 from ..openai.answers import ErrorDetail, TextTemplate, Usage, encode_data
 from ..openai.generate import Delta, FinishReason
-from ..openai.tasks import Unstreamed
 from ..openai.tool_calls import CallPiece, PartedAnswer
 
 _encode = msgspec.json.Encoder().encode
@@ -83,16 +82,6 @@ class TokenCount(msgspec.Struct, frozen=True):
     """The answer of `/v1/messages/count_tokens`."""
 
     input_tokens: int
-
-
-class CountAnswer(Unstreamed):
-    """The answer of `/v1/messages/count_tokens`: the usage of an answer without a token."""
-
-    def add_text(self, delta: Delta) -> None:
-        """The tokens are counted, not kept."""
-
-    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- as `AnswerFormat` has it
-        return _encode(TokenCount(usage.prompt_tokens))
 
 
 @attrs.define(eq=False)

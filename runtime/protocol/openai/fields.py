@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -341,13 +341,9 @@ FORMS: Final = tuple(name for name, field in _SHARED.items() if field.is_form)
 """What holds an answer to a form, in order; one of them at most does in a request."""
 
 
-def supported(endpoints: Iterable[str], features: Collection[str]) -> list[str]:
-    """The fields that an engine with `features` obeys on any of those endpoints, sorted."""
-    return list(_supported(tuple(endpoints), frozenset(features)))
-
-
 @lru_cache(maxsize=64)
-def _supported(endpoints: tuple[str, ...], features: frozenset[str]) -> tuple[str, ...]:
+def supported(endpoints: tuple[str, ...], features: frozenset[str]) -> tuple[str, ...]:
+    """The fields that an engine with `features` obeys on any of those endpoints, sorted."""
     found = {
         name
         for endpoint in endpoints

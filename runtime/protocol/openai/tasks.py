@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Literal, Self
 
 import msgspec
 from msgspec import Raw
 
 from ...errors import LocalProtocolError, RequestError
-from .answers import ErrorDetail, Usage
+from .answers import Usage
 from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
 from .generate import UNSAID, Delta, GenerateRequest, SamplingDefaults, Task
 from .requests import (
@@ -156,73 +156,55 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingsUsage
 
 
-class Unstreamed:
-    """An answer that there is in one piece alone."""
+class TaskAnswer:
+    """An answer that there is in one piece alone: `tell` makes it of the usage and of each choice's deltas."""
 
     ends_itself: ClassVar = False
     keeps_text: ClassVar = False
 
-    def add_event(self, delta: Delta) -> bytes:  # noqa: ARG002 -- as `AnswerFormat` has it
+    def __init__(self, tell: Callable[[Usage, list[list[Delta]]], msgspec.Struct]) -> None:
+        self._tell = tell
+        self.deltas: list[Delta] = []
+
+    def _not_streamed(self, *_: object, **__: object) -> bytes:
         raise LocalProtocolError("this answer is not streamed")
 
-    def end_events(self, usage: Usage) -> bytes:  # noqa: ARG002 -- likewise
-        raise LocalProtocolError("this answer is not streamed")
-
-    def error_events(self, status: int, error: ErrorDetail) -> bytes:  # noqa: ARG002 -- likewise
-        raise LocalProtocolError("this answer is not streamed")
-
-
-class TokensAnswer(Unstreamed):
-    """One answer of `/tokenize` by a model of so long a context; 0 if that is not known."""
-
-    def __init__(self, context_tokens_max: int) -> None:
-        self._context_tokens_max = context_tokens_max
-        self._tokens: list[int] = []
+    add_event = end_events = error_events = _not_streamed
 
     def add_text(self, delta: Delta) -> None:
-        self._tokens += delta.prompt_token_ids
-
-    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- likewise
-        return _encode(Tokens(len(self._tokens), self._context_tokens_max, self._tokens))
-
-
-class TextAnswer(Unstreamed):
-    """One answer of `/detokenize`."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def add_text(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
-
-    def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:  # noqa: ARG002 -- likewise
-        return _encode(Detokenized("".join(self._texts)))
-
-
-class EmbeddingAnswer(Unstreamed):
-    """The embedding of one input of `/v1/embeddings`, by its `index`."""
-
-    def __init__(self, index: int, model: str, *, is_base64: bool) -> None:
-        self._index, self._model, self._is_base64 = index, model, is_base64
-        self._raw = b""
-
-    def add_text(self, delta: Delta) -> None:
-        self._raw += delta.raw
-
-    def told(self) -> Embedding:
-        """It, as the client wants it; raises `LocalProtocolError` if it is none."""
-        count, rest = divmod(len(self._raw), _FLOAT_BYTES)
-        if rest:
-            raise LocalProtocolError("an embedding that is no row of float32")
-        if self._is_base64:
-            return Embedding(index=self._index, embedding=base64.b64encode(self._raw).decode())
-        return Embedding(index=self._index, embedding=list(struct.unpack(f"<{count}f", self._raw)))
+        self.deltas.append(delta)
 
     def to_body(self, usage: Usage, others: Sequence[Self] = ()) -> bytes:
-        return _encode(
-            Embeddings(
-                data=[each.told() for each in (self, *others)],
-                model=self._model,
-                usage=EmbeddingsUsage(usage.prompt_tokens, usage.prompt_tokens),
-            )
+        return _encode(self._tell(usage, [each.deltas for each in (self, *others)]))
+
+
+def tell_tokens(context_tokens_max: int, _: Usage, choices: list[list[Delta]]) -> Tokens:
+    """The answer of `/tokenize` by a model of so long a context; 0 if that is not known."""
+    tokens = [each for delta in choices[0] for each in delta.prompt_token_ids]
+    return Tokens(len(tokens), context_tokens_max, tokens)
+
+
+def tell_text(_: Usage, choices: list[list[Delta]]) -> Detokenized:
+    """The answer of `/detokenize`."""
+    return Detokenized("".join(delta.text for delta in choices[0]))
+
+
+def tell_embeddings(
+    model: str,
+    is_base64: bool,  # noqa: FBT001 -- a partial gives it
+    usage: Usage,
+    choices: list[list[Delta]],
+) -> Embeddings:
+    """The answer of `/v1/embeddings`; raises `LocalProtocolError` for what is no embedding."""
+    data: list[Embedding] = []
+    for index, deltas in enumerate(choices):
+        raw = b"".join(delta.raw for delta in deltas)
+        count, rest = divmod(len(raw), _FLOAT_BYTES)
+        if rest:
+            raise LocalProtocolError("an embedding that is no row of float32")
+        told = (
+            base64.b64encode(raw).decode() if is_base64 else list(struct.unpack(f"<{count}f", raw))
         )
+        data.append(Embedding(index=index, embedding=told))
+    tokens = usage.prompt_tokens
+    return Embeddings(data=data, model=model, usage=EmbeddingsUsage(tokens, tokens))

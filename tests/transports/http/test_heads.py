@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.transports.http.test_shapes import exchange
-from trinamo.runtime.protocol.openai.http_head import (
+from trinamo.transports.http.http1.heads import (
     find_fault_in_bytes,
     find_fault_in_fields,
 )

@@ -20,7 +20,7 @@ from trinamo.runtime.context import Context
 from trinamo.runtime.logs.access import ACCESS_LOGGER, LOOK_AGENT
 from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
-from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX
+from trinamo.transports.http.refusals import HEADERS_MAX
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from trinamo.runtime.protocol.openai.http_head import HeadFault
-
+from ..refusals import HeadFault
 from .heads import FaultError, RequestHead
 
 EXTENSION_BYTES_MAX: Final = 4096

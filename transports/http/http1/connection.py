@@ -23,12 +23,12 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.openai.http_head import HeadFault
 from trinamo.runtime.sinks import Changes, Sleeper
 from trinamo.transports.sockets.wire import Wire, abort
 
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
 from ..output import WiredConnection
+from ..refusals import HeadFault
 from .bodies import BodyReader
 from .heads import FaultError, HeadReader, RequestHead
 

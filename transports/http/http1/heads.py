@@ -1,25 +1,28 @@
 """Bytes to the head of a request, read strictly. Sans-IO.
 
-llhttp reads the fields and refuses what is no HTTP. The rules that every server here shares are in
-`protocol/openai/http_head.py`; those of this file are about what llhttp lets pass, or hides: how
-long a head is, the request line, the framing of the body.
+llhttp reads the fields and refuses what is no HTTP. The rules of this file are about what it lets pass,
+or hides: how long a head is, the request line, the framing of the body. A parser that is kind to a bare
+LF, a folded line or two lengths reads another request than a proxy in front of it may have, and that
+is how requests are smuggled (RFC 9112, sections 2.2, 5.2, 6.1 and 11.2).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import httptools
 
 from trinamo.runtime.http.exchanges import Headers
-from trinamo.runtime.protocol.openai.http_head import (
-    HOST_VALUE,
-    HeadFault,
-    find_fault_in_bytes,
-    find_fault_in_fields,
-)
 
+from ..refusals import HEADERS_MAX, TOO_MANY, HeadFault
+
+PREFACE_START: Final = b"PRI * HTTP/"
+"""How a client opens HTTP/2 that was not agreed upon (RFC 9113, section 3.4)."""
+HOST_VALUE: Final = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%\[\]:]*")
+"""What a Host header may hold: one authority (RFC 3986, section 3.2)."""
+VERSIONS: Final = (b"1.0", b"1.1")
 TARGET_BYTES_MAX: Final = 8192
 
 _END: Final = b"\r\n\r\n"
@@ -36,10 +39,52 @@ _TARGET_LENGTH: Final = HeadFault(
 _HOST: Final = HeadFault(400, "there must be one Host header, which is a name or an address")
 _CODING: Final = HeadFault(501, "the only transfer-encoding that is implemented is: chunked")
 
+OTHER_VERSION: Final = HeadFault(
+    505, "HTTP/2 and others are not supported here; use HTTP/1.1, or a proxy that does"
+)
+BARE_LF: Final = HeadFault(400, "a line of the head ends with LF alone; it must be CR LF")
+FOLDED: Final = HeadFault(400, "a header is folded over two lines, which is obsolete")
+TWO_LENGTHS: Final = HeadFault(
+    400, "the body's length is given twice: by content-length and by transfer-encoding"
+)
+CHUNKS_IN_1_0: Final = HeadFault(400, "HTTP/1.0 knows no transfer-encoding")
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _FRAMING: Final = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect")
 )
+
+
+def find_fault_in_bytes(data: bytes) -> HeadFault | None:
+    """What is wrong with the bytes of a head, complete or not, that starts at `data[0]`.
+
+    What follows the head is not looked at.
+    """
+    if data.startswith(PREFACE_START):
+        return OTHER_VERSION
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[: end + 2]
+    lines = head.count(b"\n")
+    if lines > HEADERS_MAX + 1:
+        # Before any of them is parsed.
+        return TOO_MANY
+    if lines != head.count(b"\r\n"):
+        return BARE_LF
+    if b"\n " in head or b"\n\t" in head:
+        return FOLDED
+    return None
+
+
+def find_fault_in_fields(version: bytes, fields: Iterable[tuple[bytes, bytes]]) -> HeadFault | None:
+    """What is wrong with a parsed head, given its version and its fields in lower case."""
+    if version not in VERSIONS:
+        return OTHER_VERSION
+    names = {name for name, _ in fields}
+    if b"transfer-encoding" not in names:
+        return None
+    if b"content-length" in names:
+        return TWO_LENGTHS
+    # RFC 9112, section 6.1: such framing is faulty even if the length is right.
+    return CHUNKS_IN_1_0 if version == b"1.0" else None
 
 
 class FaultError(Exception):

@@ -30,13 +30,13 @@ from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX, TOO_MANY
 from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, abort
 
 from ..carried import CarriedExchange, CarriedHead
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
 from ..output import WiredConnection
+from ..refusals import HEADERS_MAX, TOO_MANY
 
 STREAMS_PER_CONNECTION: Final = 10_000
 """After so many a connection takes no more and ends: what a peer's history costs is bounded."""

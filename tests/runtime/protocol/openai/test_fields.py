@@ -96,7 +96,7 @@ def test_what_a_field_sets_is_a_field_of_a_request() -> None:
 
 
 def test_a_model_s_parameters_are_those_that_its_features_allow() -> None:
-    bare, whole = supported(ENDPOINTS, ()), supported(ENDPOINTS, ALL)
+    bare, whole = supported((*ENDPOINTS,), frozenset()), supported((*ENDPOINTS,), frozenset(ALL))
     assert {"messages", "prompt", "max_tokens", "temperature", "stop"} <= set(bare)
     assert not {"top_k", "tools", "response_format", "min_tokens", *FORMS} & set(bare)
     assert set(whole) == {
@@ -105,9 +105,9 @@ def test_a_model_s_parameters_are_those_that_its_features_allow() -> None:
         for name, field in fields.items()
         if field.use is Use.OBEYED
     }
-    assert "guided_json" in supported(ENDPOINTS, {"json_schema"})
-    assert "guided_regex" not in supported(ENDPOINTS, {"json_schema"})
-    assert "structured_outputs" in supported(ENDPOINTS, {"grammar"})
+    assert "guided_json" in supported((*ENDPOINTS,), frozenset({"json_schema"}))
+    assert "guided_regex" not in supported((*ENDPOINTS,), frozenset({"json_schema"}))
+    assert "structured_outputs" in supported((*ENDPOINTS,), frozenset({"grammar"}))
 
 
 REFUSED = [

@@ -7,12 +7,12 @@ from typing import Any, Final, TypeAlias
 
 import h11
 
-from trinamo.runtime.protocol.openai.http_head import (
+from trinamo.transports.http.http1.heads import (
     HOST_VALUE,
-    HeadFault,
     find_fault_in_bytes,
     find_fault_in_fields,
 )
+from trinamo.transports.http.refusals import HeadFault
 
 TRAILER_BYTES_MAX: Final = 8192
 # h11 takes these in a value (RFC 9110, section 5.5, does not).

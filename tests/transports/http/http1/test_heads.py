@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trinamo.runtime.protocol.openai.http_head import HEADERS_MAX
 from trinamo.transports.http.http1.heads import (
     TARGET_BYTES_MAX,
     FaultError,
     HeadReader,
     RequestHead,
 )
+from trinamo.transports.http.refusals import HEADERS_MAX
 
 HOST = b"host: localhost\r\n"
 
