@@ -20,9 +20,7 @@ from ...errors import RequestError
 from ..openai.fields import COUNT_FIELDS, MESSAGES_FIELDS, BodyDecoder
 from ..openai.generate import (
     SCHEMA_CHARS_MAX,
-    UNSAID,
     ChatMessage,
-    GenerateRequest,
     Positive,
     SamplingDefaults,
     Task,
@@ -31,11 +29,9 @@ from ..openai.generate import (
     TopP,
 )
 from ..openai.requests import (
-    CONTEXT_TOKENS_MAX,
     BodyRequest,
-    SharedRequest,
+    SampledRequest,
     fitting_turns,
-    sampling_of,
     stop_strings,
 )
 from ..openai.shaping import (
@@ -116,8 +112,7 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
         "continue_final_message": "messages",
     }
 
-    def _asked(self, model: str, context_tokens_max: int) -> dict[str, Any]:
-        """The arguments of `GenerateRequest` that make a prompt."""
+    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
         tools, names = tools_text(
             nested_tools(_tools_decoder, self.tools, (None, "custom"), "tools of your own are")
         )
@@ -136,7 +131,6 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
             "messages",
         )
         return {
-            "model": model,
             "messages": turns,
             # An assistant's turn that stands last is the beginning of the answer.
             "continue_final_message": turns[-1].role == "assistant",
@@ -166,32 +160,22 @@ class MessagesRequest(_Turned, frozen=True, kw_only=True):
         "output_format",
     )
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
-        shared = SharedRequest(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
-        more = sampling_of(shared, sampling)
-        more["stop"] = stop_strings(self.stop_sequences, "stop_sequences")
-        more["json_schema"] = _schema_of(self.output_config, self.output_format)
-        return GenerateRequest(
-            max_tokens=self.max_tokens, **self._asked(model, context_tokens_max), **more
-        )
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
+        shared = SampledRequest(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        return {
+            **super().asked(context_tokens_max, sampling),
+            **shared.sampled(sampling),
+            "max_tokens": self.max_tokens,
+            "stop": stop_strings(self.stop_sequences, "stop_sequences"),
+            "json_schema": _schema_of(self.output_config, self.output_format),
+        }
 
 
 class CountTokensRequest(_Turned, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`."""
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        return GenerateRequest(task=Task.TOKENIZE, **self._asked(model, context_tokens_max))
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
+        return {**super().asked(context_tokens_max, sampling), "task": Task.TOKENIZE}
 
 
 decode_messages_request: Final = BodyDecoder(MessagesRequest, MESSAGES_FIELDS).decode

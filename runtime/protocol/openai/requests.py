@@ -117,6 +117,22 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """How the client calls what an engine refuses as `param`."""
         return self.names.get(param, param)
 
+    def to_generate(
+        self,
+        model: str,
+        context_tokens_max: int = CONTEXT_TOKENS_MAX,
+        sampling: SamplingDefaults = UNSAID,
+    ) -> GenerateRequest:
+        """What the engine of `model` is asked, with its `sampling` where the client says nothing.
+
+        Raises `RequestError` naming the parameter.
+        """
+        return GenerateRequest(model=model, **self.asked(context_tokens_max, sampling))
+
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
+        """The arguments of `GenerateRequest` besides the model."""
+        raise NotImplementedError
+
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
     ) -> list[GenerateRequest]:
@@ -129,27 +145,55 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         return [first]
 
 
-class SharedRequest(BodyRequest, frozen=True, kw_only=True):
-    """What both endpoints take."""
+class SampledRequest(BodyRequest, frozen=True, kw_only=True):
+    """What says how an answer's tokens are drawn, and what ends it."""
 
-    max_tokens: TokensMax | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: MinP | None = None
     seed: Int64 | None = None
-    stop: Raw = ABSENT
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Int64 | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: MinP | None = None
     logit_bias: Raw = ABSENT
-    logprobs: Raw = ABSENT
+    stop: Raw = ABSENT
+    stop_token_ids: Raw = ABSENT
     ignore_eos: bool | None = None
     min_tokens: Natural | None = None
-    stop_token_ids: Raw = ABSENT
+
+    def sampled(self, sampling: SamplingDefaults) -> dict[str, Any]:
+        """What it says of an answer, as arguments of `GenerateRequest`: how tokens are drawn, and its end."""
+        found: dict[str, Any] = {}
+        for name, given, default in zip(
+            _SAMPLED, _sampled_values(self), _sampled_values(sampling), strict=True
+        ):
+            if given is not None:
+                found[name] = given
+            elif default is not None:
+                found[name] = default
+        if found.get("top_k") == -1:
+            found["top_k"] = 0
+        if self.seed is not None:
+            found["seed"] = self.seed
+        if _end_values(self) != _NO_ENDS:
+            found["stop"] = stop_strings(self.stop)
+            found["stop_token_ids"] = _stop_token_ids(self.stop_token_ids)
+            found["ignore_eos"] = bool(self.ignore_eos)
+            found["min_tokens"] = self.min_tokens or 0
+        if self.logit_bias is not ABSENT:
+            found["logit_bias"] = logit_bias(self.logit_bias)
+        return found
+
+
+class SharedRequest(SampledRequest, frozen=True, kw_only=True):
+    """What both endpoints take."""
+
+    max_tokens: TokensMax | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int64 | None = None
+    logprobs: Raw = ABSENT
     return_token_ids: bool | None = None
     response_format: Raw = ABSENT
     structured_outputs: Raw = ABSENT
@@ -186,6 +230,46 @@ class SharedRequest(BodyRequest, frozen=True, kw_only=True):
     def called(self, param: str) -> str:
         """See `BodyRequest`: a form has many names."""
         return [*self.forms][-1] if param in FORMS else param
+
+    def sampled(self, sampling: SamplingDefaults) -> dict[str, Any]:
+        """See `SampledRequest`: what form it has, too, and whether it tells its tokens."""
+        found = super().sampled(sampling)
+        if forms := self.forms:
+            found |= form_of(forms)
+        if self.return_token_ids:
+            found["return_token_ids"] = True
+        return found
+
+    def _tokens_max(self, name: str, *, may_be_zero: bool = False) -> int | None:
+        """The bound of the answer, which is called `name`; None for none but the context.
+
+        It `may_be_zero` where something else is answered.
+        """
+        tokens_max: int | None = getattr(self, name)
+        if tokens_max is None or tokens_max == _UNBOUNDED:
+            return None
+        if tokens_max == 0 and not may_be_zero:
+            unless = ", or have 'echo'" if isinstance(self, CompletionRequest) else ""
+            raise RequestError(
+                f"'{name}' is 0; it must be at least 1, or -1 for no bound but the context{unless}",
+                param=name,
+            )
+        if (self.min_tokens or 0) > tokens_max:
+            raise RequestError(
+                f"'min_tokens' is {self.min_tokens}, but '{name}' is {tokens_max}",
+                param="min_tokens",
+            )
+        return tokens_max
+
+    def _refuse(self) -> None:
+        if not 1 <= self.choices_each <= CHOICES_MAX:
+            raise RequestError(
+                f"'n' is {self.n}; an answer has 1 to {CHOICES_MAX} choices", param="n"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "'stream_options' is only allowed when 'stream' is true", param="stream_options"
+            )
 
     def prompts(self, context_tokens_max: int) -> list[Prompt]:
         """All of several that it has."""
@@ -230,31 +314,21 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("messages", "tools")
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """What the engine of `model` is asked, with its `sampling` where the client says nothing.
-
-        Raises `RequestError` naming the parameter.
-        """
-        _refuse_shared(self)
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
+        self._refuse()
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         tools, names = tools_text(self.tools)
         turns = turns_of(self.messages, context_tokens_max)
-        return GenerateRequest(
-            model=model,
+        return dict(
             messages=turns,
-            max_tokens=_tokens_max(self, name),
+            max_tokens=self._tokens_max(name),
             logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
             tools=tools,
             tool_choice=tool_choice(self.tool_choice, names),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             chat_template_kwargs=object_text(self.chat_template_kwargs, "chat_template_kwargs"),
             continue_final_message=self._continues(turns[-1]),
-            **sampling_of(self, sampling),
+            **self.sampled(sampling),
         )
 
     def _continues(self, last: ChatMessage) -> bool:
@@ -284,80 +358,26 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
     def prompts(self, context_tokens_max: int) -> list[Prompt]:
         return all_prompts(self.prompt, context_tokens_max) if _holds_prompts(self.prompt) else []
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """As `ChatCompletionRequest.to_generate`; of several prompts the first: see `all_prompts`."""
-        _refuse_shared(self)
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
+        """See `BodyRequest`; of several prompts the first."""
+        self._refuse()
         refuse(self.best_of, "best_of", harmless=(0, 1, self.choices_each))
         prompt, token_ids = all_prompts(self.prompt, context_tokens_max)[0]
         tokens_max: int | None = COMPLETION_TOKENS_DEFAULT
         if self.max_tokens is not None:
-            tokens_max = _tokens_max(self, "max_tokens", may_be_zero=bool(self.echo))
+            tokens_max = self._tokens_max("max_tokens", may_be_zero=bool(self.echo))
         logprobs = completion_logprobs(self.logprobs)
-        shared = sampling_of(self, sampling)
+        shared = self.sampled(sampling)
         if self.echo and (logprobs is not None or token_ids is not None or tokens_max == 0):
             # The text of token ids only the engine knows.
             shared["prompt_logprobs"] = logprobs or 0
-        return GenerateRequest(
-            model=model,
+        return dict(
             prompt=prompt,
             token_ids=token_ids,
             max_tokens=tokens_max,
             logprobs=logprobs,
             **shared,
         )
-
-
-def _tokens_max(request: SharedRequest, name: str, *, may_be_zero: bool = False) -> int | None:
-    """The bound of the answer, which is called `name`; None for none but the context.
-
-    It `may_be_zero` where something else is answered.
-    """
-    tokens_max: int | None = getattr(request, name)
-    if tokens_max is None or tokens_max == _UNBOUNDED:
-        return None
-    if tokens_max == 0 and not may_be_zero:
-        unless = ", or have 'echo'" if isinstance(request, CompletionRequest) else ""
-        raise RequestError(
-            f"'{name}' is 0; it must be at least 1, or -1 for no bound but the context{unless}",
-            param=name,
-        )
-    if (request.min_tokens or 0) > tokens_max:
-        raise RequestError(
-            f"'min_tokens' is {request.min_tokens}, but '{name}' is {tokens_max}",
-            param="min_tokens",
-        )
-    return tokens_max
-
-
-def sampling_of(request: SharedRequest, sampling: SamplingDefaults) -> dict[str, Any]:
-    """What both endpoints say of an answer, as arguments of `GenerateRequest`: sampling, end and form."""
-    found: dict[str, Any] = form_of(forms) if (forms := request.forms) else {}
-    for name, given, default in zip(
-        _SAMPLED, _sampled_values(request), _sampled_values(sampling), strict=True
-    ):
-        if given is not None:
-            found[name] = given
-        elif default is not None:
-            found[name] = default
-    if found.get("top_k") == -1:
-        found["top_k"] = 0
-    if request.seed is not None:
-        found["seed"] = request.seed
-    if _end_values(request) != _NO_ENDS:
-        found["stop"] = stop_strings(request.stop)
-        found["stop_token_ids"] = _stop_token_ids(request.stop_token_ids)
-        found["ignore_eos"] = bool(request.ignore_eos)
-        found["min_tokens"] = request.min_tokens or 0
-    if request.logit_bias is not ABSENT:
-        found["logit_bias"] = logit_bias(request.logit_bias)
-    if request.return_token_ids:
-        found["return_token_ids"] = True
-    return found
 
 
 def _stop_token_ids(raw: Raw) -> list[int]:
@@ -457,17 +477,6 @@ def _list_starts(raw: Raw) -> str:
     """The first character of a JSON value, and of its first item if it is a list."""
     found = _LIST_START.match(raw)
     return "" if found is None else b"".join(found.groups(b"")).decode("latin-1")
-
-
-def _refuse_shared(request: SharedRequest) -> None:
-    if not 1 <= request.choices_each <= CHOICES_MAX:
-        raise RequestError(
-            f"'n' is {request.n}; an answer has 1 to {CHOICES_MAX} choices", param="n"
-        )
-    if request.stream_options is not None and not request.stream:
-        raise RequestError(
-            "'stream_options' is only allowed when 'stream' is true", param="stream_options"
-        )
 
 
 _LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")

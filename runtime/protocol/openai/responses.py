@@ -10,37 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from msgspec import Raw
 
 from ...errors import RequestError
-from .fields import RESPONSES_FIELDS, SAMPLED, BodyDecoder
+from .fields import RESPONSES_FIELDS, BodyDecoder
 from .generate import (
     SCHEMA_CHARS_MAX,
     TOOL_NAMED,
-    UNSAID,
     ChatMessage,
     GenerateRequest,
-    MinP,
-    Natural,
-    Penalty,
     Positive,
-    RepetitionPenalty,
     SamplingDefaults,
-    Temperature,
     TopLogprobs,
-    TopP,
 )
 from .requests import (
-    CONTEXT_TOKENS_MAX,
     ROLES,
-    BodyRequest,
-    Int64,
-    SharedRequest,
+    SampledRequest,
     fitting_turns,
-    sampling_of,
 )
 from .shaping import (
     ABSENT,
@@ -108,25 +97,12 @@ _include_decoder = msgspec.json.Decoder(list[str])
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponsesRequest(BodyRequest, frozen=True, kw_only=True):
+class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`."""
 
     input: Raw
     instructions: str | None = None
     max_output_tokens: Positive | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: MinP | None = None
-    seed: Int64 | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Raw = ABSENT
-    stop: Raw = ABSENT
-    stop_token_ids: Raw = ABSENT
-    ignore_eos: bool | None = None
-    min_tokens: Natural | None = None
     stream: bool | None = None
     text: Raw = ABSENT
     tools: Raw = ABSENT
@@ -139,28 +115,19 @@ class ResponsesRequest(BodyRequest, frozen=True, kw_only=True):
     kept: ClassVar[tuple[str, ...]] = ("input", "instructions", "tools", "text")
     names: ClassVar[Mapping[str, str]] = {"response_format": "text.format", "logprobs": "include"}
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        sampling: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
         tools, names = tools_text(
             nested_tools(_tools_decoder, self.tools, ("function",), "'function' is")
         )
-        shared = SharedRequest(**{name: getattr(self, name) for name in SAMPLED})
-        more = sampling_of(shared, sampling)
-        more["json_schema"] = _schema_of(self.text)
-        return GenerateRequest(
-            model=model,
+        return dict(
             messages=_turns(self.instructions, self.input, context_tokens_max),
             max_tokens=self.max_output_tokens,
             logprobs=self._logprobs(),
             tools=tools,
             tool_choice=tool_choice(_nested_choice(self.tool_choice), names),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            **more,
+            **self.sampled(sampling),
+            json_schema=_schema_of(self.text),
         )
 
     def _logprobs(self) -> int | None:

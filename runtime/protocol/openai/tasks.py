@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 from msgspec import Raw
@@ -17,9 +17,8 @@ from msgspec import Raw
 from ...errors import LocalProtocolError, RequestError
 from .answers import Usage
 from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
-from .generate import UNSAID, Delta, GenerateRequest, SamplingDefaults, Task
+from .generate import Delta, GenerateRequest, SamplingDefaults, Task
 from .requests import (
-    CONTEXT_TOKENS_MAX,
     BodyRequest,
     all_prompts,
     first_prompt,
@@ -41,26 +40,17 @@ class TokenizeRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("prompt", "messages", "tools")
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """What the engine of `model` is asked; raises `RequestError` naming the parameter."""
+    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
         if is_absent(self.prompt) is is_absent(self.messages):
             raise RequestError("give either 'prompt' or 'messages'", param="prompt")
         if is_absent(self.messages):
             prompt, token_ids = one_prompt(self.prompt, context_tokens_max)
-            return GenerateRequest(
-                model=model, prompt=prompt, token_ids=token_ids, task=Task.TOKENIZE
-            )
-        return GenerateRequest(
-            model=model,
-            messages=turns_of(self.messages, context_tokens_max),
-            tools=tools_text(self.tools)[0],
-            task=Task.TOKENIZE,
-        )
+            return {"prompt": prompt, "token_ids": token_ids, "task": Task.TOKENIZE}
+        return {
+            "messages": turns_of(self.messages, context_tokens_max),
+            "tools": tools_text(self.tools)[0],
+            "task": Task.TOKENIZE,
+        }
 
 
 class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
@@ -70,16 +60,11 @@ class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
+    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
         token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
         if token_ids is None:
             raise RequestError("'tokens' must be a list of token ids", param="tokens")
-        return GenerateRequest(model=model, token_ids=token_ids, task=Task.DETOKENIZE)
+        return {"token_ids": token_ids, "task": Task.DETOKENIZE}
 
 
 class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
@@ -90,15 +75,10 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("input",)
 
-    def to_generate(
-        self,
-        model: str,
-        context_tokens_max: int = CONTEXT_TOKENS_MAX,
-        _: SamplingDefaults = UNSAID,
-    ) -> GenerateRequest:
-        """What the engine of `model` is asked for the first input; see `to_choices`."""
+    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
+        """See `BodyRequest`; of the first input."""
         prompt, token_ids = first_prompt(self.input, context_tokens_max, "input")
-        return GenerateRequest(model=model, prompt=prompt, token_ids=token_ids, task=Task.EMBED)
+        return {"prompt": prompt, "token_ids": token_ids, "task": Task.EMBED}
 
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
