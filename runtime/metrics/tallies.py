@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 _PREFIX: Final = "trinamo_"
@@ -171,6 +170,7 @@ class Histograms(_Family[Histogram]):
         super().__init__(_head(name, "histogram", text), labels, make, series)
 
 
+@attrs.define(eq=False)
 class Readings:
     """Numbers that others keep, read when the page is asked for: some series of the same labels.
 
@@ -178,14 +178,10 @@ class Readings:
     numbers. `series` are their names, the same as on the page, kinds, and texts.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[str],
-        rows: Callable[[dict[str, Any]], Iterable[Row]],
-        series: Sequence[tuple[str, str, str, str]],
-    ) -> None:
-        self._labels, self._rows, self._series = labels, rows, series
-        self.shown: dict[str, Any] = {}
+    _labels: Sequence[str]
+    _rows: Callable[[dict[str, Any]], Iterable[Row]]
+    _series: Sequence[tuple[str, str, str, str]]
+    shown: dict[str, Any] = attrs.field(factory=dict)
 
     def lines(self) -> Iterator[str]:
         rows = list(self._rows(self.shown))
@@ -210,7 +206,6 @@ class Registry(CollectorRegistry):
     def __init__(self) -> None:
         super().__init__(auto_describe=False)
         self._shown: dict[str, Shown] = {}
-        self._others: list[Collector] = []
 
     def counts(self, name: str, text: str, *labels: str, may_fall: bool = False) -> Counts:
         """Numbers by the values of labels: they rise, and with `may_fall` they fall as well."""
@@ -254,13 +249,15 @@ class Registry(CollectorRegistry):
         """Have series of another form on the page; once a name."""
         self._shown[name] = shown
 
-    def register(self, collector: Collector) -> None:
-        super().register(collector)
-        self._others.append(collector)
+    def collect(self) -> Iterator[Metric]:
+        """What they collect, without the `_created` series, which double the text for nobody."""
+        for metric in super().collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
 
     def page(self) -> bytes:
         """All of it in Prometheus' text format, as of now."""
-        return generate_latest(_Samples(self._others)) + "".join(self._lines()).encode()
+        return generate_latest(self) + "".join(self._lines()).encode()
 
     def _lines(self) -> Iterator[str]:
         for shown in tuple(self._shown.values()):
@@ -281,16 +278,3 @@ class Registry(CollectorRegistry):
             if line.startswith(start):
                 return float(line[len(start) :])
         return super().get_sample_value(name, labels)
-
-
-@attrs.frozen
-class _Samples:
-    """What collectors collect, without the `_created` series, which double the text for nobody."""
-
-    collectors: Sequence[Collector]
-
-    def collect(self) -> Iterator[Metric]:
-        for collector in self.collectors:
-            for metric in collector.collect():
-                metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-                yield metric

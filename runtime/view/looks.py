@@ -42,20 +42,16 @@ class Place:
     """Must not wait; asked once a look. It tells no secret."""
 
 
+@attrs.define(eq=False)
 class Gatherer:
     """Looks at a cluster, and remembers what discovery said last."""
 
-    def __init__(
-        self,
-        config: Config,
-        control: ControlPlane,
-        view: Callable[[], FrontendView],
-        place: Place,
-        fetch: Fetch,
-    ) -> None:
-        self._fetch = fetch
-        self._config, self._control, self._view, self._place = config, control, view, place
-        self._last: Listing | None = None
+    _config: Config
+    _control: ControlPlane
+    _view: Callable[[], FrontendView]
+    _place: Place
+    _fetch: Fetch
+    _last: Listing | None = None
 
     async def look(self, url: str, status_url: str) -> Survey:
         view, neighbours = self._view(), self._place.find_neighbours()

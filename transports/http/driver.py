@@ -76,7 +76,7 @@ class NativeDriver:
             wire,
             TlsSession(self._certificates.context),
             timeout_s=self._config.tls.handshake_timeout_s,
-            refuse=lambda fault: self._refusals.fault(fault, fault.status),
+            refuse=self._refusals.fault,
             speak=lambda protocol, wire: self._speak(protocol, wire, changed),
             on_phase=self._on_phase,
         )

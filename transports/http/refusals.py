@@ -75,12 +75,8 @@ class Refusals:
         error = OverloadedError(text, bound="connections_max", value=connections_max)
         return self._closing(answer_error(error))
 
-    def fault(
-        self, fault: HeadFault | None, status: int, method: bytes = b"-", path: bytes = b"-"
-    ) -> bytes:
-        """To a head or a body that is refused: for `fault`, or with `status` for what a parser says."""
-        phrase = http.HTTPStatus(status).phrase.lower()
-        fault = fault or HeadFault(status, f"this is no HTTP request: {phrase}")
+    def fault(self, fault: HeadFault, method: bytes = b"-", path: bytes = b"-") -> bytes:
+        """To a head or a body that is refused."""
         version = http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
         code = "http_version_not_supported" if fault.status == version else "malformed_request"
         detail = ErrorDetail(message=fault.reason, type=CLIENT, code=code)

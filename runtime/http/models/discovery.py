@@ -90,26 +90,23 @@ class _Followed:
     """Since when no card names it and no instance is there; infinite while it is used."""
 
 
+@attrs.define(eq=False)
 class _ModelWatch:
     """The cards, and the routers that know whether those who published them are still there."""
 
-    def __init__(
-        self,
-        clients: ClientSource[Any],
-        manager: ModelManager,
-        nursery: trio.Nursery,
-        migration: MigrationPolicy,
-        away_s: float,
-    ) -> None:
-        self._migration, self._away_s = migration, away_s
-        self._clients = clients
-        self._manager = manager
-        self._nursery = nursery
+    _clients: ClientSource[Any]
+    _manager: ModelManager
+    _nursery: trio.Nursery
+    _migration: MigrationPolicy
+    _away_s: float
+    _table: ModelTable = attrs.field(init=False)
+    _followed: dict[str, _Followed] = attrs.field(factory=dict)
+    # Opening a client waits; the next change must find this one done.
+    _turn: trio.Lock = attrs.field(factory=trio.Lock)
+    _keeps: trio.Event = attrs.field(factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
         self._table = ModelTable(self._removal_grace_s)
-        self._followed: dict[str, _Followed] = {}
-        # Opening a client waits; the next change must find this one done.
-        self._turn = trio.Lock()
-        self._keeps = trio.Event()
 
     def _removal_grace_s(self, endpoint: str, instance_id: str) -> float:
         followed = self._followed.get(endpoint)

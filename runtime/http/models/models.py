@@ -49,6 +49,7 @@ that carries a finish reason.
 """
 
 
+@attrs.define(eq=False)
 class RoutedEngine:
     """An engine whose workers come and go: one request becomes one response stream of some worker.
 
@@ -56,18 +57,10 @@ class RoutedEngine:
     serve something else.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        table: ModelTable,
-        card: ModelCard,
-        migration: MigrationPolicy,
-    ) -> None:
-        self.client = client
-        self._table = table
-        self._card = card
-        self._model = card.name
-        self._migration = migration
+    client: Client
+    _table: ModelTable
+    _card: ModelCard
+    _migration: MigrationPolicy
 
     @property
     def has_instance(self) -> bool:
@@ -82,7 +75,7 @@ class RoutedEngine:
     @property
     def refused_cards(self) -> int:
         """How many workers are not asked, because their cards contradict the model's."""
-        return self._table.refused_count(self._model)
+        return self._table.refused_count(self._card.name)
 
     def is_busy(self, limits: BusyLimits) -> bool:
         """Whether every worker that could be asked has reported that it is busy."""
@@ -122,7 +115,7 @@ class RoutedEngine:
         ).run()
 
     def _servers(self) -> frozenset[str] | None:
-        servers = self._table.servers(self._model)
+        servers = self._table.servers(self._card.name)
         return None if ANYBODY in servers else servers
 
 

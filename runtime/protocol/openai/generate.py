@@ -66,6 +66,8 @@ Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 Role = Literal["system", "user", "assistant", "tool"]
+Shape = Annotated[str, msgspec.Meta(max_length=SCHEMA_CHARS_MAX)]
+Choice = Annotated[str, msgspec.Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 
 # Of an alias: what a client may ask for, and a line of a table shows.
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -176,7 +178,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     seed: int | None = None
-    stop: list[StopString] = []
+    stop: Annotated[list[StopString], msgspec.Meta(max_length=STOP_STRINGS_MAX)] = []
     delivered_ids: list[int] = []
     top_k: TopK = 0
     """0 for all tokens."""
@@ -184,24 +186,24 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: dict[int, Bias] = {}
+    logit_bias: Annotated[dict[int, Bias], msgspec.Meta(max_length=LOGIT_BIASES_MAX)] = {}
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
     ignore_eos: bool = False
     min_tokens: Natural = 0
-    stop_token_ids: list[TokenId] = []
-    json_schema: str = ""
-    regex: str = ""
-    choices: list[str] = []
-    grammar: str = ""
-    chat_template_kwargs: str = ""
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)] = []
+    json_schema: Shape = ""
+    regex: Shape = ""
+    choices: Annotated[list[Choice], msgspec.Meta(max_length=CHOICES_MAX)] = []
+    grammar: Shape = ""
+    chat_template_kwargs: Shape = ""
     """JSON of what the chat template is given besides, an object."""
     continue_final_message: bool = False
     """The prompt ends with the last turn of the chat, an assistant's, as if it was not complete."""
     return_token_ids: bool = False
     """The first delta tells the prompt's tokens (`Delta.prompt_token_ids`)."""
     task: Task = Task.GENERATE
-    tools: str = ""
+    tools: Annotated[str, msgspec.Meta(max_length=TOOLS_CHARS_MAX)] = ""
     tool_choice: str = ""
     parallel_tool_calls: bool = True
     body: bytes = b""
@@ -210,7 +212,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     delivered_text: str = ""
     delivered_tokens: int = 0
     opening: bytes = b""
-    tenant: str = ""
+    tenant: Annotated[str, msgspec.Meta(max_length=TENANT_CHARS_MAX)] = ""
     """Whose request it is (`http/admission/keys.py`): nothing that is computed for one may show to
     another. Empty where clients have no keys, and all are one."""
 
@@ -363,13 +365,6 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
     text: Any = Annotated[str, msgspec.Meta(max_length=context_tokens_max * TOKEN_CHARS_MAX)]
     tokens: Any = Annotated[list[int], count]
     turns: Any = Annotated[list[ChatMessage], count]
-    stops: Any = Annotated[list[StopString], msgspec.Meta(max_length=STOP_STRINGS_MAX)]
-    biases: Any = Annotated[dict[int, Bias], msgspec.Meta(max_length=LOGIT_BIASES_MAX)]
-    stop_tokens: Any = Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)]
-    choice: Any = Annotated[str, msgspec.Meta(min_length=1, max_length=STOP_CHARS_MAX)]
-    choices: Any = Annotated[list[choice], msgspec.Meta(max_length=CHOICES_MAX)]
-    schema: Any = Annotated[str, msgspec.Meta(max_length=SCHEMA_CHARS_MAX)]
-    tools: Any = Annotated[str, msgspec.Meta(max_length=TOOLS_CHARS_MAX)]
     bounded: Any = msgspec.defstruct(
         "BoundedRequest",
         [
@@ -377,16 +372,6 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
             ("prompt", text | None, None),
             ("token_ids", tokens | None, None),
             ("delivered_ids", tokens, []),
-            ("stop", stops, []),
-            ("logit_bias", biases, {}),
-            ("stop_token_ids", stop_tokens, []),
-            ("json_schema", schema, ""),
-            ("regex", schema, ""),
-            ("choices", choices, []),
-            ("grammar", schema, ""),
-            ("chat_template_kwargs", schema, ""),
-            ("tools", tools, ""),
-            ("tenant", Annotated[str, msgspec.Meta(max_length=TENANT_CHARS_MAX)], ""),
         ],
         bases=(GenerateRequest,),
         frozen=True,

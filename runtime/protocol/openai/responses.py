@@ -233,19 +233,21 @@ def _content(content: str | list[_Part] | None, where: str) -> str:
         raise RequestError(f"'{where}' is missing", param=where)
     if isinstance(content, str):
         return content
-    return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
-
-
-def _part_text(part: _Part, where: str) -> str:
-    if part.type == "refusal" and part.refusal is not None:
-        return part.refusal
-    if part.type not in _TEXT_PARTS:
-        raise RequestError(
-            f"content of type {part.type[:40]!r} is not supported; only text is", param=where
-        )
-    if part.text is None:
-        raise RequestError(f"'{where}.text' is missing", param=f"{where}.text")
-    return part.text
+    texts = []
+    for index, part in enumerate(content):
+        if part.type == "refusal" and part.refusal is not None:
+            texts.append(part.refusal)
+            continue
+        if part.type not in _TEXT_PARTS:
+            raise RequestError(
+                f"content of type {part.type[:40]!r} is not supported; only text is",
+                param=f"{where}[{index}]",
+            )
+        if part.text is None:
+            missing = f"{where}[{index}].text"
+            raise RequestError(f"'{missing}' is missing", param=missing)
+        texts.append(part.text)
+    return "".join(texts)
 
 
 # --- what shapes the answer ------------------------------------------------------------------

@@ -76,7 +76,7 @@ class ToolCallParser:
         """What `text` completes, in order."""
         self._pending += text
         pieces: list[str | CallPiece] = []
-        while self._step(pieces):
+        while self._TAKES[self._in](self, pieces):
             pass
         return pieces
 
@@ -89,18 +89,6 @@ class ToolCallParser:
         if self._in in (_In.TEXT, _In.HEAD):
             self._say(pending, pieces)
         return pieces
-
-    def _step(self, pieces: list[str | CallPiece]) -> bool:
-        """Take what can be taken of what is pending; whether there may be more."""
-        match self._in:
-            case _In.TEXT:
-                return self._take_text(pieces)
-            case _In.HEAD:
-                return self._take_head(pieces)
-            case _In.ARGUMENTS:
-                return self._take_arguments(pieces)
-            case _In.TAIL:
-                return self._take_tail()
 
     def _take_text(self, pieces: list[str | CallPiece]) -> bool:
         text, begin, rest = self._pending.partition(CALL_BEGIN)
@@ -167,13 +155,21 @@ class ToolCallParser:
                     return at
         return len(text)
 
-    def _take_tail(self) -> bool:
-        _, end, rest = self._pending.partition(CALL_END)
+    def _take_tail(self, _: list[str | CallPiece]) -> bool:
+        end, rest = self._pending.partition(CALL_END)[1:]
         if not end:
             self._pending = self._pending[1 - len(CALL_END) :]
             return False
         self._in, self._pending, self._is_behind_call = _In.TEXT, rest, True
         return True
+
+    _TAKES: Final = {
+        _In.TEXT: _take_text,
+        _In.HEAD: _take_head,
+        _In.ARGUMENTS: _take_arguments,
+        _In.TAIL: _take_tail,
+    }
+    """Each takes what can be taken of what is pending, and says whether there may be more."""
 
     def _say(self, text: str, pieces: list[str | CallPiece]) -> None:
         if self._is_behind_call:

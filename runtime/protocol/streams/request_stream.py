@@ -8,6 +8,7 @@ greeting. A diagram of the tables is in `docs/protocols/request_stream.md`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from ...errors import KilledError
@@ -83,5 +84,5 @@ REQUEST_STREAM: Final = Tables(
 # fmt: on
 
 
-def request_stream(our_role: Role) -> Machine:
-    return Machine(REQUEST_STREAM, our_role)
+request_stream: Final = partial(Machine, REQUEST_STREAM)
+"""Makes a fresh machine for one, in a role."""

@@ -8,6 +8,7 @@ below are the specification; what they do not list is a protocol error. A diagra
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from ...errors import DisconnectedError, KilledError
@@ -100,5 +101,5 @@ RESPONSE_STREAM: Final = Tables(
 # fmt: on
 
 
-def response_stream(our_role: Role) -> Machine:
-    return Machine(RESPONSE_STREAM, our_role)
+response_stream: Final = partial(Machine, RESPONSE_STREAM)
+"""Makes a fresh machine for one, in a role."""

@@ -201,7 +201,7 @@ class Http1Connection(WiredConnection):
             self._on_phase(self)
 
     def _refuse(self, fault: HeadFault, *request: bytes) -> None:
-        self.output.send(self._refusals.fault(fault, fault.status, *request))
+        self.output.send(self._refusals.fault(fault, *request))
         self._linger()
 
     # --- the end ---------------------------------------------------------------------------------
