@@ -10,11 +10,10 @@ from hypothesis import given
 from properties.dialects.chats import CHATS, DELTAS, answered, told_of_chat
 from tests.dialects.messages import check_events, fold_events
 from tests.sse import parse_events
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.anthropic.answers import MessagesAnswer
-from trinamo.runtime.protocol.anthropic.messages import decode_messages_request
 from trinamo.runtime.protocol.openai.answers import ErrorDetail, PromptTokensDetails, Usage
 from trinamo.runtime.protocol.openai.generate import Delta
-from trinamo.runtime.protocol.openai.requests import decode_chat_request
 
 USAGE = Usage(3, 4, 7, PromptTokensDetails(2))
 CHOICES: dict[Any, Any] = {"auto": "auto", "required": "any", "none": "none"}
@@ -71,8 +70,8 @@ def _message(turn: dict[str, Any]) -> dict[str, Any]:
 def test_what_goes_in_as_a_message_is_what_goes_in_as_a_chat(chat: dict[str, Any]) -> None:
     """The engine is asked the same, whichever of the two says it."""
     chat.setdefault("max_tokens", 9)
-    asked = decode_chat_request(json.dumps(chat).encode()).to_generate("m")
-    message = decode_messages_request(json.dumps(as_message(chat)).encode())
+    asked = endpoints.CHAT.decode(json.dumps(chat).encode()).to_generate("m")
+    message = endpoints.MESSAGES.decode(json.dumps(as_message(chat)).encode())
     assert message.to_generate("m") == asked
 
 

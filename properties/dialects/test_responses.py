@@ -11,10 +11,10 @@ from hypothesis import given
 from properties.dialects.chats import CHATS, DELTAS, answered, told_of_chat
 from tests.dialects.responses import check_events, fold_events
 from tests.sse import parse_events
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.openai.answers import ErrorDetail, Usage
 from trinamo.runtime.protocol.openai.generate import Delta
-from trinamo.runtime.protocol.openai.requests import decode_chat_request
-from trinamo.runtime.protocol.openai.responses import ResponsesRequest, decode_responses_request
+from trinamo.runtime.protocol.openai.responses import ResponsesRequest
 from trinamo.runtime.protocol.openai.responses_answer import ResponsesAnswer
 
 USAGE = Usage(3, 4, 7)
@@ -70,8 +70,8 @@ def _items(turn: dict[str, Any]) -> list[dict[str, Any]]:
 @given(chat=CHATS)
 def test_what_goes_in_as_a_response_is_what_goes_in_as_a_chat(chat: dict[str, Any]) -> None:
     """The engine is asked the same, whichever of the two says it."""
-    asked = decode_chat_request(json.dumps(chat).encode()).to_generate("m")
-    response = decode_responses_request(json.dumps(as_response(chat)).encode())
+    asked = endpoints.CHAT.decode(json.dumps(chat).encode()).to_generate("m")
+    response = endpoints.RESPONSES.decode(json.dumps(as_response(chat)).encode())
     assert response.to_generate("m") == asked
 
 

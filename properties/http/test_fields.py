@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given, strategies as st
 
 from trinamo.runtime.errors import RequestError
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.openai.fields import CHAT_FIELDS, UnknownFields, Use
-from trinamo.runtime.protocol.openai.requests import decode_chat_request
 
 MESSAGES = [{"role": "user", "content": "a"}]
 values = st.recursive(
@@ -27,7 +27,7 @@ def understood(fields: dict[str, Any]) -> tuple[Any, list[UnknownFields]]:
     told: list[UnknownFields] = []
     body = msgspec.json.encode({"messages": MESSAGES, **fields})
     try:
-        request = decode_chat_request(body, told.append).to_generate("m", 100)
+        request = endpoints.CHAT.decode(body, told.append).to_generate("m", 100)
     except RequestError as error:
         return (error.param, error.message), told
     return msgspec.to_builtins(request), told

@@ -30,13 +30,13 @@ from ..protocol.openai.answers import AnswerFormat
 from ..protocol.openai.fields import UnknownFields
 from ..protocol.openai.generate import GenerateRequest, ModelCard, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
-from ..protocol.openai.requests import CONTEXT_TOKENS_MAX
+from ..protocol.openai.requests import CONTEXT_TOKENS_MAX, BodyRequest
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
 from .choices import ChoicesSink, answer_choices
-from .endpoints import AnyRequest, EndpointKind, MakesAnswer
+from .endpoints import EndpointKind, MakesAnswer
 from .exchanges import (
     ClientGoneError,
     Headers,
@@ -321,7 +321,7 @@ class Inference:
         kind = self._endpoint.kind
         return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
 
-    def _take(self, request: AnyRequest, tenant: str) -> Parsed:
+    def _take(self, request: BodyRequest, tenant: str) -> Parsed:
         model, engine = self._manager.find(request.model, self._endpoint.kind)
         add_fields(model=model)
         card = self._manager.card(model) or ModelCard(name=model, endpoint="")

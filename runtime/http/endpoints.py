@@ -10,35 +10,28 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
-from typing_extensions import Buffer
 
 from ..protocol.anthropic.answers import MessagesAnswer, TokenCount
 from ..protocol.anthropic.messages import (
     CountTokensRequest,
     MessagesRequest,
-    decode_count_request,
-    decode_messages_request,
 )
 from ..protocol.openai.answers import AnswerFormat, ChatAnswer, CompletionAnswer
+from ..protocol.openai.fields import ENDPOINTS, BodyDecoder
 from ..protocol.openai.generate import GenerateRequest
 from ..protocol.openai.requests import (
+    BodyRequest,
     ChatCompletionRequest,
     CompletionRequest,
     SharedRequest,
-    Tell,
-    decode_chat_request,
-    decode_completion_request,
 )
-from ..protocol.openai.responses import ResponsesRequest, decode_responses_request
+from ..protocol.openai.responses import ResponsesRequest
 from ..protocol.openai.responses_answer import ResponsesAnswer
 from ..protocol.openai.tasks import (
     DetokenizeRequest,
     EmbeddingsRequest,
     TaskAnswer,
     TokenizeRequest,
-    decode_detokenize_request,
-    decode_embeddings_request,
-    decode_tokenize_request,
     tell_embeddings,
     tell_text,
     tell_tokens,
@@ -47,16 +40,6 @@ from ..protocol.openai.tool_calls import ToolAnswer
 from .models.models import ModelKind
 from .status import ANTHROPIC, EVENTS_THAT_END, OPENAI, Dialect
 
-AnyRequest: TypeAlias = (
-    ChatCompletionRequest
-    | CompletionRequest
-    | ResponsesRequest
-    | MessagesRequest
-    | CountTokensRequest
-    | EmbeddingsRequest
-    | TokenizeRequest
-    | DetokenizeRequest
-)
 MakesAnswer: TypeAlias = Callable[[int, str, str, int], AnswerFormat]
 """The form of a choice, by its index, from the request's id, the model's name as it was asked for, and
 Unix seconds. It holds no body."""
@@ -71,11 +54,15 @@ class EndpointKind:
     path: str
     kind: ModelKind
     """What a model must do to be asked."""
-    decode: Callable[[Buffer, Tell], AnyRequest]
-    """How a request is understood by engines that are given tokens or text."""
+    body: type[BodyRequest]
+    """What a request is to engines that are given tokens or text."""
     answer: Callable[[Any, list[GenerateRequest], int], MakesAnswer]
     """How its answer is made, of which engines are asked these choices, in so long a context."""
     dialect: Dialect = OPENAI
+    decode: Callable[..., BodyRequest] = attrs.Factory(
+        lambda self: BodyDecoder(self.body, ENDPOINTS[self.path]).decode, takes_self=True
+    )
+    """How a body is read: see `BodyDecoder.decode`."""
 
     @property
     def may_stream(self) -> bool:
@@ -119,40 +106,40 @@ def _embeddings(request: EmbeddingsRequest, _: list[GenerateRequest], __: int) -
 
 
 CHAT: Final = EndpointKind(
-    "chat", "/v1/chat/completions", ModelKind.CHAT, decode_chat_request, _chat
+    "chat", "/v1/chat/completions", ModelKind.CHAT, ChatCompletionRequest, _chat
 )
 COMPLETIONS: Final = EndpointKind(
     *("completions", "/v1/completions", ModelKind.COMPLETIONS),
-    decode_completion_request,
+    CompletionRequest,
     _completion,
 )
 RESPONSES: Final = EndpointKind(
     *("responses", "/v1/responses", ModelKind.CHAT),
-    decode_responses_request,
+    ResponsesRequest,
     _response,
     EVENTS_THAT_END,
 )
 MESSAGES: Final = EndpointKind(
-    "messages", "/v1/messages", ModelKind.CHAT, decode_messages_request, _message, ANTHROPIC
+    "messages", "/v1/messages", ModelKind.CHAT, MessagesRequest, _message, ANTHROPIC
 )
 COUNT_TOKENS: Final = EndpointKind(
     *("count_tokens", "/v1/messages/count_tokens", ModelKind.TOKENIZE),
-    decode_count_request,
+    CountTokensRequest,
     lambda *_: lambda *_: TaskAnswer(lambda usage, _: TokenCount(usage.prompt_tokens)),
     ANTHROPIC,
 )
 EMBEDDINGS: Final = EndpointKind(
     *("embeddings", "/v1/embeddings", ModelKind.EMBEDDINGS),
-    decode_embeddings_request,
+    EmbeddingsRequest,
     _embeddings,
 )
 TOKENIZE: Final = EndpointKind(
     *("tokenize", "/tokenize", ModelKind.TOKENIZE),
-    decode_tokenize_request,
+    TokenizeRequest,
     lambda _, __, context: lambda *_: TaskAnswer(partial(tell_tokens, context)),
 )
 DETOKENIZE: Final = EndpointKind(
     *("detokenize", "/detokenize", ModelKind.TOKENIZE),
-    decode_detokenize_request,
+    DetokenizeRequest,
     lambda *_: lambda *_: TaskAnswer(tell_text),
 )

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
-from trinamo.runtime.logs.floods import BURST_LINES
+from trinamo.runtime.logs.setup import BURST_LINES
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 

@@ -26,8 +26,7 @@ from trinamo.runtime.protocol.openai.passing import (
 from .address import Address, find_address
 from .answers import StreamedAnswer, WholeAnswer
 from .client import Connections
-from .exchange import UpstreamAnswer
-from .readers import Calls, Readers
+from .exchange import Calls, Readers, UpstreamAnswer
 from .watch import UpstreamView
 
 _log = logging.getLogger("trinamo.upstream")

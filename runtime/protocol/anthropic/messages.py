@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Raw
 
 from ...errors import RequestError
-from ..openai.fields import COUNT_FIELDS, MESSAGES_FIELDS, BodyDecoder
 from ..openai.generate import (
     SCHEMA_CHARS_MAX,
     ChatMessage,
@@ -176,10 +175,6 @@ class CountTokensRequest(_Turned, frozen=True, kw_only=True):
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
         return {**super().asked(context_tokens_max, sampling), "task": Task.TOKENIZE}
-
-
-decode_messages_request: Final = BodyDecoder(MessagesRequest, MESSAGES_FIELDS).decode
-decode_count_request: Final = BodyDecoder(CountTokensRequest, COUNT_FIELDS).decode
 
 
 # --- the turns -------------------------------------------------------------------------------

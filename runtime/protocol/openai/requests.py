@@ -13,7 +13,7 @@ What this module does not do: the form of an answer (`forms.py`), answers (`answ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ...errors import ContextLengthError, RequestError
 from ..undecodable import UNDECODABLE
-from .fields import CHAT_FIELDS, COMPLETION_FIELDS, FORMS, BodyDecoder, UnknownFields
+from .fields import FORMS
 from .forms import form_of
 from .generate import (
     STOP_CHARS_MAX,
@@ -79,8 +79,6 @@ _NO_ENDS: Final = (ABSENT, ABSENT, None, None)
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TokensMax = Annotated[int, msgspec.Meta(ge=_UNBOUNDED, le=2**31 - 1)]
-Tell = Callable[[UnknownFields], None]
-"""Is called with the fields of a body that nobody knows."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -480,8 +478,6 @@ def _list_starts(raw: Raw) -> str:
 
 
 _LIST_START = re.compile(rb"\s*([\[\"])(?:(?<=\[)\s*([\[\"\]]))?")
-decode_chat_request: Final = BodyDecoder(ChatCompletionRequest, CHAT_FIELDS).decode
-decode_completion_request: Final = BodyDecoder(CompletionRequest, COMPLETION_FIELDS).decode
 _stop_decoder: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
 _text_decoder = msgspec.json.Decoder(str)
 _tokens_decoder = msgspec.json.Decoder(list[TokenId])

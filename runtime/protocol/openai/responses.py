@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Raw
 
 from ...errors import RequestError
-from .fields import RESPONSES_FIELDS, BodyDecoder
 from .generate import (
     SCHEMA_CHARS_MAX,
     TOOL_NAMED,
@@ -162,9 +161,6 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
             "top_logprobs": generate.logprobs or 0,
             "top_p": generate.top_p,
         }
-
-
-decode_responses_request: Final = BodyDecoder(ResponsesRequest, RESPONSES_FIELDS).decode
 
 
 # --- the turns -------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from msgspec import Raw
 
 from ...errors import LocalProtocolError, RequestError
 from .answers import Usage
-from .fields import DETOKENIZE_FIELDS, EMBEDDINGS_FIELDS, TOKENIZE_FIELDS, BodyDecoder
 from .generate import Delta, GenerateRequest, SamplingDefaults, Task
 from .requests import (
     BodyRequest,
@@ -89,11 +88,6 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
                 self.input, context_tokens_max, "input", inputs_max
             )
         ]
-
-
-decode_tokenize_request: Final = BodyDecoder(TokenizeRequest, TOKENIZE_FIELDS).decode
-decode_detokenize_request: Final = BodyDecoder(DetokenizeRequest, DETOKENIZE_FIELDS).decode
-decode_embeddings_request: Final = BodyDecoder(EmbeddingsRequest, EMBEDDINGS_FIELDS).decode
 
 
 # --- answers ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from trinamo.runtime.logs.floods import ALL_BURST_LINES, BURST_LINES, KINDS_MAX, FloodGate
+from trinamo.runtime.logs.setup import ALL_BURST_LINES, BURST_LINES, KINDS_MAX, FloodGate
 
 
 def line(sentence: str, at_s: float, *, level: int = logging.WARNING) -> logging.LogRecord:

@@ -29,8 +29,7 @@ from trinamo.transports.sockets.wire import Wire, abort
 from ..connections import LINGER_MAX_S, LINGER_S, Phase
 from ..output import WiredConnection
 from ..refusals import HeadFault
-from .bodies import BodyReader
-from .heads import FaultError, HeadReader, RequestHead
+from .heads import BodyReader, FaultError, HeadReader, RequestHead
 
 READ_BYTES: Final = 1 << 16
 CHUNKS_READ_BYTES: Final = 1 << 14

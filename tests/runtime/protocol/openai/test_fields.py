@@ -10,6 +10,7 @@ import pytest
 
 from tests.runtime.protocol.openai.asking import MESSAGES, chat, completion
 from trinamo.runtime.errors import RequestError
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.anthropic.messages import CountTokensRequest, MessagesRequest
 from trinamo.runtime.protocol.openai.fields import (
     CHAT_FIELDS,
@@ -38,8 +39,6 @@ from trinamo.runtime.protocol.openai.generate import (
 from trinamo.runtime.protocol.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
-    decode_chat_request,
-    decode_completion_request,
 )
 from trinamo.runtime.protocol.openai.responses import ResponsesRequest
 from trinamo.runtime.protocol.openai.tasks import (
@@ -64,7 +63,7 @@ ALL = {each.value for each in Feature}
 def unknown_of(body: dict[str, Any] | bytes) -> UnknownFields | None:
     data = body if isinstance(body, bytes) else json.dumps({"messages": MESSAGES, **body}).encode()
     found: list[UnknownFields] = []
-    decode_chat_request(data, found.append)
+    endpoints.CHAT.decode(data, found.append)
     return found[0] if found else None
 
 
@@ -174,7 +173,7 @@ def test_looking_at_half_a_million_unknown_fields_makes_none_of_them() -> None:
 def test_a_refused_field_is_refused_beside_unknown_ones_and_behind_any_length() -> None:
     body = {"messages": MESSAGES, "foo": "x" * 100_000, "bad_words": ["x"], "n": 1}
     with pytest.raises(RequestError) as caught:
-        decode_chat_request(json.dumps(body).encode())
+        endpoints.CHAT.decode(json.dumps(body).encode())
     assert caught.value.param == "bad_words"
 
 
@@ -183,7 +182,7 @@ def test_a_wrong_value_is_named_beside_unknown_fields() -> None:
         chat(foo=1, temperature="hot")
     assert caught.value.param == "temperature"
     with pytest.raises(RequestError, match="not valid JSON"):
-        decode_completion_request(b'{"foo": 1, "prompt"')
+        endpoints.COMPLETIONS.decode(b'{"foo": 1, "prompt"')
 
 
 FORMED: list[tuple[str, Any, dict[str, Any]]] = [
@@ -219,7 +218,7 @@ def test_a_form_by_any_name_reaches_the_engine_or_is_refused_by_that_name(
     assert {key: getattr(request, key) for key in sets} == sets
     others = {form: None for form in FORMS if form != name}
     whole = json.dumps({"messages": MESSAGES, name: value, **others}).encode()
-    called = decode_chat_request(whole).called
+    called = endpoints.CHAT.decode(whole).called
     check_features(request, ALL, called)
     with pytest.raises(RequestError, match=f"'{name}' is not supported by this model") as caught:
         check_features(request, ALL - {"json_schema", "grammar"}, called)
@@ -227,7 +226,7 @@ def test_a_form_by_any_name_reaches_the_engine_or_is_refused_by_that_name(
 
 
 def test_what_an_echo_asks_for_is_refused_as_the_echo() -> None:
-    asked = decode_completion_request(b'{"prompt": "a", "echo": true, "logprobs": 1}')
+    asked = endpoints.COMPLETIONS.decode(b'{"prompt": "a", "echo": true, "logprobs": 1}')
     with pytest.raises(RequestError, match="'echo' is not supported") as caught:
         check_features(asked.to_generate("m"), {"logprobs"}, asked.called)
     assert caught.value.param == "echo"
@@ -327,7 +326,7 @@ def test_what_a_request_leaves_out_is_the_model_s() -> None:
 
     def made(**body: Any) -> GenerateRequest:
         data = json.dumps({"messages": MESSAGES, **body}).encode()
-        return decode_chat_request(data).to_generate("m", 100, own)
+        return endpoints.CHAT.decode(data).to_generate("m", 100, own)
 
     said = {"temperature": 0.2, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1}
     assert made() == made(**said) == chat(**said)

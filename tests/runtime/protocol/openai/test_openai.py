@@ -12,6 +12,7 @@ from tests.sse import parse_events
 from trinamo.runtime.errors import (
     RequestError,
 )
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.openai.answers import (
     DONE_DATA,
     ChatAnswer,
@@ -26,9 +27,6 @@ from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
     GenerateRequest,
-)
-from trinamo.runtime.protocol.openai.requests import (
-    decode_completion_request,
 )
 
 
@@ -238,7 +236,7 @@ def test_what_is_wrong_in_a_completion_is_named(bad: dict[str, Any], param: str)
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(RequestError, match="'prompt' is missing") as caught:
-        decode_completion_request(b"{}")
+        endpoints.COMPLETIONS.decode(b"{}")
     assert caught.value.param == "prompt"
 
 

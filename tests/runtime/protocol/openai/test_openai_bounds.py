@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from trinamo.runtime.errors import RequestError
+from trinamo.runtime.http import endpoints
 from trinamo.runtime.protocol.openai.generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
@@ -20,10 +21,6 @@ from trinamo.runtime.protocol.openai.generate import (
     GenerateRequest,
     bounded_request_type,
     payload_bytes_max_for,
-)
-from trinamo.runtime.protocol.openai.requests import (
-    decode_chat_request,
-    decode_completion_request,
 )
 
 CONTEXT = 100
@@ -50,11 +47,11 @@ LONG_CHATS = {
 
 
 def complete(body: bytes) -> GenerateRequest:
-    return decode_completion_request(body).to_generate("m", CONTEXT)
+    return endpoints.COMPLETIONS.decode(body).to_generate("m", CONTEXT)
 
 
 def chat(body: bytes) -> GenerateRequest:
-    return decode_chat_request(body).to_generate("m", CONTEXT)
+    return endpoints.CHAT.decode(body).to_generate("m", CONTEXT)
 
 
 def peak_of_refusing(call: Callable[[], object]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trinamo.transports.http.http1.bodies import (
+from trinamo.transports.http.http1.heads import (
     CHUNK_BYTES_MIN,
     EXTENSION_BYTES_MAX,
     TRAILER_BYTES_MAX,
     BodyReader,
+    FaultError,
+    RequestHead,
 )
-from trinamo.transports.http.http1.heads import FaultError, RequestHead
 
 HOST = (b"host", b"localhost")
 
