@@ -9,9 +9,9 @@ place (`admission/admission.py`), routes (`app.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -34,7 +34,7 @@ from ..protocol.openai.requests import CONTEXT_TOKENS_MAX, BodyRequest
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
-from .bodies import Body
+from .bodies import Body, party_of
 from .choices import ChoicesSink, answer_choices
 from .endpoints import EndpointKind, MakesAnswer
 from .exchanges import (
@@ -49,7 +49,6 @@ from .exchanges import (
 )
 from .metrics import SENT_BACK, RequestRecord
 from .models.models import Engine, ModelAwayError, ModelManager, RoutedEngine
-from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import (
     AnswerDelivery,
@@ -175,26 +174,33 @@ class Inference:
         self._manager.metrics.refused(self._endpoint.name, outcome)
         # Which model was asked for; of other refusals the access line has the sentence.
         why = {"why": error[:160]} if outcome == ModelNotFoundError.code else {}
-        self._tell_exchange(post, status)
-        post.leg.finish(outcome, **why)
+        self._ended(post, status, outcome, error, why)
+
+    def _ended(
+        self,
+        post: _Post,
+        status: int,
+        outcome: str,
+        error: str,
+        facts: Mapping[str, str],
+        **more: Any,
+    ) -> None:
+        """Tell of a request that is over; a collector is told what it knows HTTP by, too."""
+        exchange = post.exchange
+        if post.trace.is_exported:
+            method = exchange.method.decode("latin-1")
+            post.leg.tell(method=method, path=self._endpoint.path, status=status)
+        post.leg.finish(outcome, **facts)
         self._access.tell(
-            post.exchange.method,
-            post.exchange.path,
+            exchange.method,
+            exchange.path,
             status,
             outcome,
             began_at=post.came_at,
-            is_success=False,
+            is_success=outcome == SUCCESS,
             error=error,
+            **more,
         )
-
-    def _tell_exchange(self, post: _Post, status: int) -> None:
-        """What a collector knows a request of HTTP by; nothing for one that goes to none."""
-        if post.trace.is_exported:
-            post.leg.tell(
-                method=post.exchange.method.decode("latin-1"),
-                path=self._endpoint.path,
-                status=status,
-            )
 
     async def _admit(self, post: _Post) -> None:
         """Look at the key, read the body, answer, and tell how it ended."""
@@ -219,17 +225,13 @@ class Inference:
             admission.arrived(ticket)
             post.leg.mark("body")
             record = await self._take_turns(post, body, ticket)
-        self._tell_exchange(post, exchange.status or CLIENT_GONE)
-        post.leg.finish(record.outcome, model=record.model)
         first_token_at = record.first_token_at
-        self._access.tell(
-            exchange.method,
-            exchange.path,
+        self._ended(
+            post,
             exchange.status or CLIENT_GONE,
             record.outcome,
-            began_at=post.came_at,
-            is_success=record.outcome == SUCCESS,
-            error=record.detail,
+            record.detail,
+            {"model": record.model},
             prompt_tokens=record.prompt_tokens,
             output_tokens=record.output_tokens,
             first_token_s=None if first_token_at is None else first_token_at - record.started_at,

@@ -170,12 +170,7 @@ def worker_facts(
 def queue_facts(tallies: Mapping[str, QueueTally]) -> dict[str, QueueFacts]:
     """The work queues of a process, as last read."""
     return {
-        name: QueueFacts(
-            ready=found.ready,
-            leased=found.leased,
-            dead=found.dead,
-            oldest_age_s=found.oldest_age_s,
-        )
+        name: msgspec.convert(found, QueueFacts, from_attributes=True)
         for name, tally in tallies.items()
         if (found := tally.statistics) is not None
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import RequestError
@@ -15,7 +16,6 @@ from ...logs.access import LOOK_AGENT, AccessLog
 from ...metrics.metrics import SUCCESS
 from ...view.overview import PREFIX
 from ..admission.keys import ApiKeys
-from ..exchanges import JSON_TYPE
 from ..status import answer_error
 
 OUTCOME: Final = "trinamo.outcome"
@@ -86,10 +86,8 @@ class NeedsKey:
             except RequestError as error:
                 answer = answer_error(error)
                 scope[OUTCOME] = answer.code
-                body = answer.to_body()
-                own = [(b"content-type", JSON_TYPE), (b"content-length", b"%d" % len(body))]
-                start = {"type": "http.response.start", "status": answer.status}
-                await send({**start, "headers": own + answer.headers})
-                await send({"type": "http.response.body", "body": body, "more_body": False})
+                told = Response(answer.to_body(), answer.status, media_type="application/json")
+                told.raw_headers.extend(answer.headers)
+                await told(scope, receive, send)
                 return
         await self._app(scope, receive, send)
