@@ -288,7 +288,6 @@ def build_starlette(routes: Sequence[BaseRoute]) -> Starlette:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """What starlette's router says, in our words."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     ours: RequestError

@@ -29,7 +29,6 @@ _NETWORK_BITS: Final = 64
 
 @lru_cache(maxsize=1024)
 def party_of(address: str) -> str:
-    """The party of a client at `address`, which has no key."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -169,7 +169,6 @@ class Inference:
                 respond_error(exchange, refusal, headers)
 
     def _refused(self, post: _Post, status: int, outcome: str, error: str = "") -> None:
-        """Count and tell a request that ended before anybody was asked."""
         post.data = None
         self._manager.metrics.refused(self._endpoint.name, outcome)
         # Which model was asked for; of other refusals the access line has the sentence.
@@ -241,7 +240,6 @@ class Inference:
             forget_frames(record.fault)
 
     async def _take_turns(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
-        """Wait for a place as often as need be, and answer."""
         admission, came_at = self._admission, self._manager.metrics.now()
         parsed = self._understand(post, body)
         while True:

@@ -74,7 +74,6 @@ class ChoicesSink(AnswerSink):
         self._record.finish_reasons.append(reason)
 
     def count_prompts(self) -> None:
-        """A choice tells how many tokens its prompt has."""
         told = self._first_ones
         tokens = sum(each.prompt_tokens for each in told)
         self._record.prompt(tokens, sum(each.cached_tokens for each in told))

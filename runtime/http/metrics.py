@@ -94,7 +94,6 @@ class FrontendMetrics(Metrics):
         self.requests_ended.tally(UNKNOWN_MODEL, endpoint, outcome).value += 1
 
     def series(self, model: str, endpoint: str) -> _ModelSeries:
-        """What is counted for these labels, looked up once."""
         key = (model, endpoint)
         series = self._series.get(key)
         if series is None:
@@ -110,7 +109,6 @@ class FrontendMetrics(Metrics):
         return self._series.get((record.model, record.endpoint)) is record.series
 
     def model_came(self, model: str) -> None:
-        """A model is served, perhaps again: its series stay."""
         self._gone.pop(model, None)
 
     def model_gone(self, model: str) -> None:

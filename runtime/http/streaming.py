@@ -90,7 +90,6 @@ class AnswerSink(Sink[Delta], ABC):
         return encode_data(answer.to_body(), answer.dialect.error_event)
 
     def _start(self) -> None:
-        """Send the head of a stream of events, once."""
         if not self._is_started:
             self._is_started = True
             self._exchange.start(200, EVENT_HEADERS + self._to.headers)
@@ -299,7 +298,6 @@ class AnswerDelivery:
         return KilledError(f"the request was ended: {reason.value}", reason=reason)
 
     def _settle(self, error: Exception | None) -> None:
-        """Say once how the request ended."""
         record, reason = self.record, self.context.reason
         if reason is not None:
             record.cancelled(reason)

@@ -53,7 +53,6 @@ def cut(text: str, characters_max: int = CHARACTERS_MAX) -> str:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested groups, in order."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from leaves(each)

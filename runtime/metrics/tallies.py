@@ -62,7 +62,6 @@ class Histogram:
         yield self._sum_s
 
     def buckets(self) -> list[tuple[str, float]]:
-        """How often it took at most so long, by each bucket's name."""
         return list(zip(_bucket_names(self._bounds_s), accumulate(self._counts), strict=True))
 
 
@@ -118,7 +117,6 @@ class _Family(Generic[T]):
         self._tallies: dict[tuple[str, ...], tuple[T, list[str]]] = {}
 
     def tally(self, *values: str) -> T:
-        """The one tally of these values of the labels."""
         found = self._tallies.get(values)
         if found is None:
             starts = [_start(name, self._labels, values, more) for name, more in self._series]
@@ -264,7 +262,6 @@ class Registry(CollectorRegistry):
             yield from shown.lines()
 
     def samples(self) -> Iterator[tuple[str, float]]:
-        """Each number of ours with the name of its series, as of now."""
         for line in self._lines():
             if not line.startswith("#"):
                 name, _, number = line.rpartition(" ")

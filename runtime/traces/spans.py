@@ -126,7 +126,6 @@ class SpanTrace(RequestTrace):
         return f"{self._prefix}{span_id:016x}{self._suffix}"
 
     def begin(self, name: str, at: float | None = None, **facts: Fact) -> Leg:
-        """As of any trace; its span goes out when it ends."""
         return self._begin(name, self._now() if at is None else at, facts)
 
     def _begin(self, name: str, start: float, facts: dict[str, Fact]) -> _SpanLeg:

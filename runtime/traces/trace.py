@@ -57,7 +57,6 @@ class Leg:
             self.facts |= facts
 
     def leave(self, error: BaseException | None) -> None:
-        """It is over: with its whole result, or with `error`."""
         if error is None:
             self.finish()
         elif isinstance(error, trio.Cancelled):

@@ -83,7 +83,6 @@ class Listing:
     """Entries that make no sense, cards that contradict their model's, aliases that are taken."""
 
     def copy(self) -> Listing:
-        """Another one that may be written into."""
         return attrs.evolve(
             self,
             instances=[attrs.evolve(e, metadata=dict(e.metadata)) for e in self.instances],

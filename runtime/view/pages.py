@@ -107,7 +107,6 @@ class _Tab:
             self.end()
 
     def end(self) -> None:
-        """The stream is over; the page asks for another one."""
         if not (self.over.is_set() or self._exchange.is_gone):
             self._exchange.finish()
         self.over.set()

@@ -109,7 +109,6 @@ def legs_by_request(traces: Iterable[tuple[str, TraceView]]) -> list[tuple[str, 
 def legs_view(
     request_id: str, found: Iterable[tuple[str, ProcessView]], away: list[str], now: float
 ) -> LegsView:
-    """The legs of the newest request that fits the id."""
     told = list(found)
     requests = legs_by_request((name, trace) for name, view in told for trace in view.traces)
     newest, legs = requests[-1] if requests else ("", [])

@@ -174,7 +174,6 @@ class _AsgiCarrier:
             self._changed.notify()
 
     async def write(self, exchange: CarriedExchange) -> None:
-        """Send what there is, in as few messages as that takes."""
         try:
             while not exchange.is_gone:
                 if (head := self._head) is not None:

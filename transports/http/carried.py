@@ -182,7 +182,6 @@ class CarriedExchange(HttpExchange):
         self._carrier.reset(self)
 
     def _count(self) -> None:
-        """What is kept for the client has changed."""
         is_waiting = self.outgoing or self.is_finished
         is_over = self.is_sent or self.is_gone
         self._hold_unsent(

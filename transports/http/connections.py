@@ -102,7 +102,6 @@ class ConnectionTable:
         return None
 
     def add(self, connection: HttpConnection) -> None:
-        """A new connection, idle so far."""
         phase = self._phases[connection] = connection.phase
         self._members[phase][connection] = None
 

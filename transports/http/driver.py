@@ -66,7 +66,6 @@ class NativeDriver:
             self._hypercorn = Hypercorn(config, refusals.dates, self._answer)
 
     def open(self, stream: trio.SocketStream) -> HttpConnection:
-        """A connection that takes the socket over from `stream`."""
         if self._hypercorn is not None:
             return self._hypercorn.open(stream)
         wire = open_wire(stream)

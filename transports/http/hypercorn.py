@@ -60,7 +60,6 @@ class Hypercorn:
         self._context.terminated = trio.Event()
 
     def open(self, stream: trio.SocketStream) -> HypercornConnection:
-        """A connection that takes the socket over from `stream`."""
         # hypercorn's types ask for its own ASGI dictionaries and for a TLS stream.
         app: Any = partial(self._serve, stream.socket)
         plain: Any = stream

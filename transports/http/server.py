@@ -163,7 +163,6 @@ class Server:
                 self._drained.set()
 
     async def _renew(self, certificates: Certificates) -> None:
-        """Tell of the certificate, and look for a new one from time to time."""
         tls = self._config.tls
         for fault in key_faults("http.tls.key_file", tls.key_file):
             log.warning(fault)

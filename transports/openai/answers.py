@@ -258,7 +258,6 @@ class WholeAnswer:
         self._pieces.append(body)
 
     def take(self) -> bytes:
-        """All of it, which is kept no more."""
         body = b"".join(self._pieces)
         self._pieces.clear()
         return body
@@ -284,7 +283,6 @@ def refused(status: int, body: bytes) -> list[Delta]:
 
 
 def _in_pieces(body: bytes, end: Delta) -> list[Delta]:
-    """`body` as deltas, of which `end` brings the last piece."""
     cut = range(0, len(body), _PIECE_BYTES)
     *pieces, last = [body[i : i + _PIECE_BYTES] for i in cut] or [b""]
     return [*(Delta(status=end.status, raw=piece) for piece in pieces), replace(end, raw=last)]

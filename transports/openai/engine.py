@@ -43,7 +43,6 @@ class UpstreamEngine:
     _failures: int = 0
 
     def statistics(self) -> EngineStatistics:
-        """Ours, and of what waits there what the upstream tells."""
         load = self.upstream.view.load
         return EngineStatistics(
             running=self._running,
@@ -149,7 +148,6 @@ async def _wait_models(upstream: Upstream, section: UpstreamConfig) -> dict[str,
 
 
 def _choose(listed: dict[str, int], theirs: str | None, ours: str | None) -> str:
-    """What the upstream calls the model to serve."""
     wanted = theirs or ours
     names = ", ".join(list(listed)[:8])
     if wanted is None or (theirs is None and wanted not in listed):

@@ -297,7 +297,6 @@ class AdmissionQueue:
 
 
 def _first(own: Mapping[str, list[_Waiter]], lines: Container[str]) -> _Waiter | None:
-    """The one of a party's waiters in `lines` that came first."""
     heads = (waiters[0] for model, waiters in own.items() if model in lines)
     return min(heads, key=lambda each: each.ticket.number, default=None)
 
@@ -550,7 +549,6 @@ class Admission:
         self._refused.tally(error.bound).value += 1
 
     def drain(self) -> None:
-        """Admit nothing from now on, and nobody who waits."""
         self.is_leaving = self.is_draining = True
         self.queue.refuse_all(_draining)
 

@@ -38,7 +38,6 @@ class Cors:
         self._allowed = {each.encode() for each in self.origins}
 
     def headers(self, given: Headers) -> Headers:
-        """What an answer to a request with the headers `given` says."""
         origin = find_header(given, b"origin")
         if ANY in self.origins:
             return [] if origin is None else [(b"access-control-allow-origin", b"*"), self._told]

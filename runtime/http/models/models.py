@@ -222,11 +222,9 @@ class ModelManager:
         ]
 
     def list_chat_completions_models(self) -> list[str]:
-        """The names of those that answer chats, oldest first."""
         return self.models(ModelKind.CHAT)
 
     def list_completions_models(self) -> list[str]:
-        """The names of those that answer completions, oldest first."""
         return self.models(ModelKind.COMPLETIONS)
 
     def has_model_any(self, model: str) -> bool:
@@ -263,7 +261,6 @@ class ModelManager:
         )
 
     def describe_all(self) -> ModelList:
-        """The models list: first the models, then their aliases."""
         aliases = [alias for alias, name in self._aliases.items() if name in self._models]
         return ModelList(data=[self.describe(name) for name in (*self._models, *aliases)])
 

@@ -170,7 +170,6 @@ class MessagesAnswer(PartedAnswer):
         return block
 
     def _close(self) -> None:
-        """The block that grows, if there is one, is complete."""
         if self._block is None:
             return
         if self._events is None:

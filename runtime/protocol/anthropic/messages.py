@@ -263,7 +263,6 @@ def _schema_of(config: Raw, older: Raw) -> str:
 
 
 def _nested_choice(choice: _Choice | None) -> Raw:
-    """`tool_choice` in the form that OpenAI's chats have."""
     if choice is None:
         return ABSENT
     if choice.type != "tool":

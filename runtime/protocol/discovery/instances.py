@@ -94,7 +94,6 @@ _decoder = msgspec.json.Decoder(Instance)
 
 
 def is_instance_id(text: str) -> bool:
-    """Whether a worker may be called so."""
     return _ID.fullmatch(text) is not None
 
 

@@ -185,7 +185,6 @@ class Liveness:
         return not self.requests and self.presence in (Presence.LISTED, Presence.LEFT)
 
     def step(self, sign: Sign, now: float) -> None:
-        """Go where the table says."""
         self.presence = PRESENCE[self.presence].get(sign, self.presence)
         if self.presence is Presence.UNRESPONSIVE:
             self.faults[InstanceFault.UNRESPONSIVE] = math.inf

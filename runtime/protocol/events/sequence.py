@@ -87,7 +87,6 @@ class SnapshotAssembly:
 
     @property
     def request(self) -> SnapshotRequest:
-        """What to ask for next."""
         return SnapshotRequest(len(self._taken), self._parts)
 
     def take(self, answer: SequencedSnapshot) -> WholeSnapshot | None:

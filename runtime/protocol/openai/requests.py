@@ -467,7 +467,6 @@ def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prom
 
 
 def _holds_prompts(raw: Raw) -> bool:
-    """Whether prompts stand in a list, be it of one."""
     return _list_starts(raw) in ('["', "[[")
 
 
@@ -492,7 +491,6 @@ _first_decoder = msgspec.json.Decoder(_First)
 
 @cache
 def _prompts_decoder(count_max: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Of a list of so many at most."""
     prompts: Any = msgspec.defstruct(
         "Prompts",
         [(f"prompt_{number}", Raw, ABSENT) for number in range(count_max)],

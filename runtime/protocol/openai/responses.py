@@ -250,7 +250,6 @@ def _content(content: str | list[_Part] | None, where: str) -> str:
 
 
 def _schema_of(raw: Raw) -> str:
-    """The JSON schema that `text.format` asks for; empty if the answer is just text."""
     if is_absent(raw):
         return ""
     check_length(raw, "text", 2 * SCHEMA_CHARS_MAX)
@@ -264,7 +263,6 @@ def _schema_of(raw: Raw) -> str:
 
 
 def _nested_choice(raw: Raw) -> Raw:
-    """`tool_choice` in the form that a chat has."""
     if is_absent(raw):
         return raw
     choice = decode_json(_choice_decoder, raw, "tool_choice")

@@ -254,7 +254,6 @@ class ResponsesAnswer(PartedAnswer):
         return item
 
     def _close(self, status: str) -> None:
-        """The item that grows, if there is one, is complete."""
         item = self._item
         if item is None:
             return

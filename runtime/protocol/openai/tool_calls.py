@@ -73,7 +73,6 @@ class ToolCallParser:
         self._is_quoted = self._is_escaped = self._is_behind_call = False
 
     def push(self, text: str) -> list[str | CallPiece]:
-        """What `text` completes, in order."""
         self._pending += text
         pieces: list[str | CallPiece] = []
         while self._TAKES[self._in](self, pieces):
@@ -249,7 +248,6 @@ class ToolAnswer(ChatAnswer):
         return pieces if delta.finish_reason is None else pieces + self._parser.finish()
 
     def _rest(self, delta: Delta) -> Delta:
-        """What is left of a delta behind its text and calls."""
         reason = delta.finish_reason
         if reason is FinishReason.STOP and self._parser.call_count:
             reason = FinishReason.TOOL_CALLS

@@ -185,7 +185,6 @@ class WorkQueueModel:
     # --- dead letters ---
 
     def dead_letters(self, count_max: int, *, now: float) -> list[DeadLetter]:
-        """The oldest dead letters first."""
         self.advance(now)
         return [self._letter(dead, now) for dead in list(self._dead.values())[:count_max]]
 

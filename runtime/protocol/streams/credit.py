@@ -48,7 +48,6 @@ class ReceiveCredit:
 
     @property
     def held_bytes(self) -> int:
-        """What has come and was not taken."""
         return self.window_bytes - self.left_bytes - self.taken_bytes
 
     def arrive(self, items: list[bytes]) -> bool:

@@ -335,7 +335,6 @@ class Demultiplexer:
         return LinkMessage(kind, header, payload)
 
     def _take_part(self, kind: int, number: int, data: bytes) -> None:
-        """A part of a long message, or that its rest will not come."""
         if kind == Kind.CLOSED and not data:
             self.forget(number)
         elif kind != _PART:

@@ -165,7 +165,6 @@ class Http1Connection(WiredConnection):
         self.socket.close()
 
     def _advance(self) -> None:
-        """Begin the next request, if its head is there."""
         try:
             head = self._heads.read(self._buffer)
             if head is None:

@@ -113,7 +113,6 @@ class FrameBudget:
                 self._head.clear()
 
     def spend(self, cost: float) -> None:
-        """Something that no frame tells by itself."""
         self._left -= cost
 
     def repay(self, amount: float) -> None:
