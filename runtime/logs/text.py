@@ -69,16 +69,15 @@ def tell_causes(error: BaseException) -> str:
 
     With what each was raised from: the last of these is the root.
     """
-    return one_line("; ".join(dict.fromkeys(map(_tell_chain, causes_of(error)))))
-
-
-def _tell_chain(error: BaseException) -> str:
-    told: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None and len(told) < CAUSES_MAX:
-        told.append(f"{type(cause).__name__}: {cause}".removesuffix(": "))
-        cause = None if cause.__cause__ is None else next(leaves(cause.__cause__))
-    return ", from ".join(told)
+    chains: dict[str, None] = {}
+    for each in causes_of(error):
+        told: list[str] = []
+        cause: BaseException | None = each
+        while cause is not None and len(told) < CAUSES_MAX:
+            told.append(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+            cause = None if cause.__cause__ is None else next(leaves(cause.__cause__))
+        chains[", from ".join(told)] = None
+    return one_line("; ".join(chains))
 
 
 def tell_traceback(error: BaseException, *, indent: str = "") -> str:

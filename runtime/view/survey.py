@@ -415,7 +415,19 @@ async def ask_instances(survey: Survey, asking: Asking, views: Sequence[View] = 
     await _ask_each(survey.instances[: asking.asked_max], asking)
     for who, each in known:
         if (seen := looks.get((each.endpoint, each.id))) is not None:
-            _note_seen(seen, each, who)
+            seen.in_flight = (seen.in_flight or 0) + each.in_flight
+            seen.active = each.active if seen.active is None else seen.active
+            seen.kv_used = each.kv_used if seen.kv_used is None else seen.kv_used
+            if each.state in LOST:
+                seen.seen = each.state
+                address = seen.transports.get("tcp", "")
+                is_named = address and each.state == InstanceStatus.UNREACHED
+                place = f" at {address}" if is_named else ""
+                seen.unreached.append(f"{who} {LOST[each.state]}{place}")
+            elif seen.seen not in LOST and seen.health is None and not seen.problem:
+                # It was not asked, as an upstream, which has no port for it, so the frontend's word counts.
+                seen.seen = each.state
+                seen.problem = AWAY_PROBLEM if each.state == AWAY else seen.problem
     _tell_instances(survey)
 
 
@@ -464,21 +476,6 @@ async def fetch_facts(fetch: Fetch, url: str, timeout_s: float = ASK_TIMEOUT_S) 
         fetch, f"{url}/health", timeout_s=timeout_s, bytes_max=FACTS_BYTES_MAX
     )
     return answer if isinstance(answer, dict) else {}
-
-
-def _note_seen(look: InstanceLook, known: InstanceView, who: str) -> None:
-    look.in_flight = (look.in_flight or 0) + known.in_flight
-    look.active = known.active if look.active is None else look.active
-    look.kv_used = known.kv_used if look.kv_used is None else look.kv_used
-    if known.state in LOST:
-        look.seen = known.state
-        address = look.transports.get("tcp", "")
-        place = f" at {address}" if address and known.state == InstanceStatus.UNREACHED else ""
-        look.unreached.append(f"{who} {LOST[known.state]}{place}")
-    elif look.seen not in LOST and look.health is None and not look.problem:
-        # It was not asked, as an upstream, which has no port for it, so the frontend's word counts.
-        look.seen = known.state
-        look.problem = AWAY_PROBLEM if known.state == AWAY else look.problem
 
 
 def _tell_instances(survey: Survey) -> None:

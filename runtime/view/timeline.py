@@ -81,7 +81,11 @@ class Timeline:
                 self._change(source, key, now, "", each)
                 continue
             if (each.who, each.about) != (before.who, before.about):
-                self._rename((source, key), each)
+                # More is known of it than when it joined: what was told is told of the same one.
+                for event, whose in zip(self._events, self._subjects, strict=True):
+                    if whose == (source, key):
+                        event.who = each.who[:TEXT_CHARACTERS_MAX]
+                        event.about = each.about[:TEXT_CHARACTERS_MAX]
             if each.count > before.count and not (each.state or before.state):
                 text = "was interrupted, and is back"
                 self._add((source, key), now, "interruption", each, text, until=now)
@@ -90,13 +94,6 @@ class Timeline:
             gone = known.pop(key)
             self._close(source, key, now)
             self._add((source, key), now, "left", gone, "left")
-
-    def _rename(self, subject: tuple[str, str], seen: Seen) -> None:
-        """More is known of it than when it joined: what was told of it is told of the same one."""
-        for event, whose in zip(self._events, self._subjects, strict=True):
-            if whose == subject:
-                event.who = seen.who[:TEXT_CHARACTERS_MAX]
-                event.about = seen.about[:TEXT_CHARACTERS_MAX]
 
     def _change(self, source: str, key: str, now: float, was: str, each: Seen) -> None:
         if each.state == was:

@@ -35,7 +35,13 @@ def refusal_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Trin
     """The error that an answer of `status` stands for; None if it is the client's own to read."""
     # Without its address: clients are told of some of these.
     said = f"the upstream answers {status}: {_message(body)}"
-    retry_after_s = _retry_after_s(headers.get(b"retry-after", b""))
+    try:
+        # Whole seconds; a date, which nobody needs who asks at once, says nothing.
+        told_s = float(headers.get(b"retry-after", b""))
+    except ValueError:
+        told_s = 0
+    is_time = 0 < told_s < math.inf
+    retry_after_s = min(math.ceil(told_s), _RETRY_AFTER_MAX_S) if is_time else 0
     if status in (401, 403):
         return UnavailableError(f"the upstream refuses our key ({status})")
     if status == 429:
@@ -100,12 +106,3 @@ def _message(body: bytes) -> str:
 def _text(said: Any) -> str:
     text = said if isinstance(said, str) else "" if said is None else str(said)
     return " ".join(text.split())[:_MESSAGE_CHARS_MAX] or "without a reason"
-
-
-def _retry_after_s(value: bytes) -> int:
-    """Whole seconds; a date, which nobody needs who asks at once, says nothing."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        return 0
-    return min(math.ceil(seconds), _RETRY_AFTER_MAX_S) if 0 < seconds < math.inf else 0

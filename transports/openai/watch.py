@@ -163,7 +163,15 @@ class UpstreamView:
         """Ask once for health, models and load. Safe to cancel."""
         root = self.connections.address.root
         try:
-            await self._check_health(root)
+            if trio.current_time() >= self._health_from:
+                status, body = await fetch(self.connections, f"{root}/health")
+                if status in (404, 405):
+                    # Ollama has none; that it lists its models must do.
+                    self._health_from = trio.current_time() + _ABSENT_S
+                elif status >= 300:
+                    raise refusal_of(status, {}, body) or RemoteProtocolError(
+                        f"the upstream answers {status} to /health"
+                    )
             models = await list_models(self.connections)
         except TrinamoError as error:
             self._failures += 1
@@ -189,18 +197,6 @@ class UpstreamView:
         self.load = parse_load(page) if status == 200 else None
         if status in (404, 405, 501):
             self._metrics_from = trio.current_time() + _ABSENT_S
-
-    async def _check_health(self, root: str) -> None:
-        if trio.current_time() < self._health_from:
-            return
-        status, body = await fetch(self.connections, f"{root}/health")
-        if status in (404, 405):
-            # Ollama has none; that it lists its models must do.
-            self._health_from = trio.current_time() + _ABSENT_S
-        elif status >= 300:
-            raise refusal_of(status, {}, body) or RemoteProtocolError(
-                f"the upstream answers {status} to /health"
-            )
 
     def _tell(self) -> None:
         self.changed.set()

@@ -152,25 +152,21 @@ class ApiKeys:
                 )
             self._add(found, f"http.api_key_env: {section.api_key_env}", key.strip(), _ENVIRONMENT)
         if section.api_keys_file is not None:
-            self._read_file(section.api_keys_file, found)
+            where = f"http.api_keys_file: {section.api_keys_file}"
+            try:
+                with Path(section.api_keys_file).open("rb") as stream:
+                    data = stream.read(FILE_BYTES_MAX + 1)
+            except OSError as error:
+                raise ConfigError(f"{where}: {error.strerror}") from None
+            if len(data) > FILE_BYTES_MAX:
+                raise ConfigError(f"{where} is longer than {FILE_BYTES_MAX} bytes")
+            lines = data.decode("utf-8", "replace").splitlines()
+            for number, line in enumerate(map(str.strip, lines), 1):
+                if line and not line.startswith("#"):
+                    self._add(found, f"{where}, line {number}", line, f"line{number}")
+            if len(found) > KEYS_MAX:
+                raise ConfigError(f"{where} holds more than {KEYS_MAX} keys")
         return found
-
-    def _read_file(self, file: str, found: dict[bytes, Key]) -> None:
-        try:
-            with Path(file).open("rb") as stream:
-                data = stream.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise ConfigError(f"http.api_keys_file: {file}: {error.strerror}") from None
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(f"http.api_keys_file: {file} is longer than {FILE_BYTES_MAX} bytes")
-        lines = data.decode("utf-8", "replace").splitlines()
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if line and not line.startswith("#"):
-                self._add(
-                    found, f"http.api_keys_file: {file}, line {number}", line, f"line{number}"
-                )
-        if len(found) > KEYS_MAX:
-            raise ConfigError(f"http.api_keys_file: {file} holds more than {KEYS_MAX} keys")
 
     def _add(self, found: dict[bytes, Key], where: str, text: str, place: str) -> None:
         parts = _LINE.fullmatch(text)

@@ -314,11 +314,19 @@ class ModelTable:
                 self._models[name].settle()
             else:
                 del self._models[name]
-        contradictions = (
-            f"{key}: {_contradiction(card, self._models[card.name].card)}"
-            for key, card in brought.items()
-            if not _agree(card, self._models[card.name].card)
-        )
+        contradictions = []
+        for key, card in brought.items():
+            in_force = self._models[card.name].card
+            if _agree(card, in_force):
+                continue
+            said = [
+                f"{name} {getattr(card, name)!r} where the model has {getattr(in_force, name)!r}"
+                for name in _AGREED
+                if getattr(card, name) != getattr(in_force, name)
+            ]
+            contradictions.append(
+                f"{key}: says {', '.join(said)}; it is not asked for {card.name!r}"
+            )
         after = {name: self._models[name].card for name in steps if name in self._models}
         return ModelChange(
             added=tuple(card for name, card in after.items() if steps[name] is None),
@@ -347,12 +355,3 @@ def _agree(one: ModelCard, other: ModelCard) -> bool:
     if one.passes_through and other.passes_through:
         other = msgspec.structs.replace(other, context_tokens_max=one.context_tokens_max)
     return _is_alike(one, other)
-
-
-def _contradiction(card: ModelCard, in_force: ModelCard) -> str:
-    said = [
-        f"{name} {getattr(card, name)!r} where the model has {getattr(in_force, name)!r}"
-        for name in _AGREED
-        if getattr(card, name) != getattr(in_force, name)
-    ]
-    return f"says {', '.join(said)}; it is not asked for {card.name!r}"

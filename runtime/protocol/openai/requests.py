@@ -317,21 +317,8 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         tools, names = tools_text(self.tools)
         turns = turns_of(self.messages, context_tokens_max)
-        return dict(
-            messages=turns,
-            max_tokens=self._tokens_max(name),
-            logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
-            tools=tools,
-            tool_choice=tool_choice(self.tool_choice, names),
-            parallel_tool_calls=self.parallel_tool_calls is not False,
-            chat_template_kwargs=object_text(self.chat_template_kwargs, "chat_template_kwargs"),
-            continue_final_message=self._continues(turns[-1]),
-            **self.sampled(sampling),
-        )
-
-    def _continues(self, last: ChatMessage) -> bool:
         continues = bool(self.continue_final_message)
-        if continues and last.role != "assistant":
+        if continues and turns[-1].role != "assistant":
             raise RequestError(
                 "'continue_final_message' needs an assistant's turn as the last of 'messages'",
                 param="continue_final_message",
@@ -341,7 +328,17 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
                 "'add_generation_prompt' must be true, or with 'continue_final_message' false",
                 param="add_generation_prompt",
             )
-        return continues
+        return dict(
+            messages=turns,
+            max_tokens=self._tokens_max(name),
+            logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
+            tools=tools,
+            tool_choice=tool_choice(self.tool_choice, names),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            chat_template_kwargs=object_text(self.chat_template_kwargs, "chat_template_kwargs"),
+            continue_final_message=continues,
+            **self.sampled(sampling),
+        )
 
 
 class CompletionRequest(SharedRequest, frozen=True, kw_only=True):

@@ -95,7 +95,12 @@ class FrameDecoder:
         while end - position >= PREFIX_BYTES:
             header_bytes, data_bytes = _unpack(data, position)
             if header_bytes > self.header_bytes_max or data_bytes > self.data_bytes_max:
-                self._refuse(header_bytes, data_bytes, raise_now=not frames)
+                self._error = RemoteProtocolError(
+                    f"frame announces a header of {header_bytes} and data of {data_bytes} bytes; "
+                    f"at most {self.header_bytes_max} and {self.data_bytes_max} are taken"
+                )
+                if not frames:
+                    raise self._error
                 return frames
             need = PREFIX_BYTES + header_bytes + data_bytes
             if end - position < need:
@@ -107,11 +112,3 @@ class FrameDecoder:
         self._need = need
         self._partial += data[position:]
         return frames
-
-    def _refuse(self, header_bytes: int, data_bytes: int, *, raise_now: bool) -> None:
-        self._error = RemoteProtocolError(
-            f"frame announces a header of {header_bytes} and data of {data_bytes} bytes; "
-            f"at most {self.header_bytes_max} and {self.data_bytes_max} are taken"
-        )
-        if raise_now:
-            raise self._error

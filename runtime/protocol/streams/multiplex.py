@@ -314,7 +314,13 @@ class Demultiplexer:
     def _take_streamless(self, frame: Frame, kind: int, stream: int) -> Control | Credit | None:
         """A part of a message, the last word of the link, or what is late."""
         if stream >= MESSAGES_FROM:
-            self._take_part(kind, stream, frame[1])
+            # A part of a long message, or that its rest will not come.
+            if kind == Kind.CLOSED and not frame[1]:
+                self.forget(stream)
+            elif kind != _PART:
+                raise RemoteProtocolError(f"a frame of kind {kind} for message {stream}")
+            elif not self._keep(stream, frame[1]):
+                raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
         elif not stream and kind == Kind.REFUSED:
             return parse_event(kind, *frame)
         else:
@@ -333,14 +339,6 @@ class Demultiplexer:
         if payload is None:
             raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
         return LinkMessage(kind, header, payload)
-
-    def _take_part(self, kind: int, number: int, data: bytes) -> None:
-        if kind == Kind.CLOSED and not data:
-            self.forget(number)
-        elif kind != _PART:
-            raise RemoteProtocolError(f"a frame of kind {kind} for message {number}")
-        elif not self._keep(number, data):
-            raise RemoteProtocolError(f"a message over {self._item_bytes_max} bytes")
 
     def _whole(self, stream: int, data: bytes) -> bytes | None:
         """The item that ends with `data`; None if it is too long."""
