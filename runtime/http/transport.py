@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 import trio
-from starlette.types import ASGIApp
 
 from ..config.http import HttpConfig
 from ..config.upstream import UpstreamConfig
@@ -23,6 +22,10 @@ from ..planes.upstreams import Upstream
 from ..protocol.undecodable import UNDECODABLE
 from .exchanges import Handler
 
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handlers: TypeAlias = Mapping[tuple[bytes, bytes], Handler]
 """By method and path, exactly."""
 NO_HANDLERS: Final[Handlers] = MappingProxyType({})
@@ -86,7 +89,7 @@ class HttpTransport(Protocol):
 
     def make_server(
         self,
-        app: ASGIApp,
+        app: AsgiApp,
         config: HttpConfig,
         *,
         metrics: Metrics,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from contextlib import AbstractAsyncContextManager
 
-from starlette.types import ASGIApp
-
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.config.upstream import UpstreamConfig
-from trinamo.runtime.http.transport import NO_HANDLERS, Handlers, HttpServer
+from trinamo.runtime.http.transport import NO_HANDLERS, AsgiApp, Handlers, HttpServer
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes.upstreams import Upstream
 from trinamo.transports.openai.client import fetch
@@ -22,7 +20,7 @@ class Http:
 
     def make_server(
         self,
-        app: ASGIApp,
+        app: AsgiApp,
         config: HttpConfig,
         *,
         metrics: Metrics,

@@ -8,9 +8,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import trio
-from starlette.types import Receive, Scope, Send
 
 from trinamo.runtime.http.exchanges import ClientGoneError, Headers, HttpExchange
+from trinamo.runtime.http.transport import Receive, Scope, Send
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.sinks import Changes
 

@@ -14,13 +14,13 @@ from urllib.parse import unquote_to_bytes
 
 import attrs
 import trio
-from starlette.types import ASGIApp
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.config.keys import LOOPBACK_NAMES, address_of, is_loopback
 from trinamo.runtime.http.bodies import Budget
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.status import answer_error
+from trinamo.runtime.http.transport import AsgiApp
 from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
 from trinamo.transports.sockets.wire import Wire, abort, open_wire
 
@@ -44,7 +44,7 @@ class NativeDriver:
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: AsgiApp,
         handlers: Mapping[tuple[bytes, bytes], Handler],
         config: HttpConfig,
         hosts: HostPolicy,

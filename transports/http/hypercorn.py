@@ -21,10 +21,10 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
-from starlette.types import Receive, Scope, Send
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.exchanges import HttpExchange
+from trinamo.runtime.http.transport import Receive, Scope, Send
 from trinamo.transports.sockets.wire import abort
 
 from .asgi import answer_over_asgi

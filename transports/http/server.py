@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Final
 
 import trio
-from starlette.types import ASGIApp
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.exchanges import Handler
+from trinamo.runtime.http.transport import AsgiApp
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.transports.sockets.certificates import keep_renewed, key_faults
@@ -50,7 +50,7 @@ class Server:
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: AsgiApp,
         config: HttpConfig,
         *,
         metrics: Metrics,

@@ -102,7 +102,7 @@ def _inference(
     name: str, summary: str, body: Any, *answers: Any, error: Any = ErrorBody
 ) -> _Operation:
     """An endpoint that models answer: whole, and, where there is a second schema, as events."""
-    told = dict(zip((JSON, EVENTS), answers, strict=False))
+    told: dict[str, Any] = dict(zip((JSON, EVENTS), answers, strict=False))
     return _Operation(name, summary, told, body, "post", _INFERENCE, error)
 
 

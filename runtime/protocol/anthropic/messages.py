@@ -70,6 +70,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class _Tool(FlatTool, frozen=True, kw_only=True):
+    type: str | None = None
     parameters: dict[str, Any] | None = msgspec.field(name="input_schema", default=None)
 
 
@@ -111,7 +112,7 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
         "continue_final_message": "messages",
     }
 
-    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         tools, names = tools_text(
             nested_tools(_tools_decoder, self.tools, (None, "custom"), "tools of your own are")
         )

@@ -219,9 +219,8 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class FlatTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of an API that tells type and function in one."""
+    """A tool of an API that tells type and function in one; its `type` each has in its own way."""
 
-    type: str | None = None
     name: Name | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -287,7 +286,7 @@ def nested_tools(
     if is_absent(raw) or len(raw) > TOOLS_CHARS_MAX:
         return raw
     nested = []
-    tools: list[FlatTool] = decode_json(decoder, raw, "tools")
+    tools: list[Any] = decode_json(decoder, raw, "tools")
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type not in types:

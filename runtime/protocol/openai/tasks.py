@@ -39,7 +39,7 @@ class TokenizeRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("prompt", "messages", "tools")
 
-    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         if is_absent(self.prompt) is is_absent(self.messages):
             raise RequestError("give either 'prompt' or 'messages'", param="prompt")
         if is_absent(self.messages):
@@ -59,7 +59,7 @@ class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
         if token_ids is None:
             raise RequestError("'tokens' must be a list of token ids", param="tokens")
@@ -74,7 +74,7 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ("input",)
 
-    def asked(self, context_tokens_max: int, _: SamplingDefaults) -> dict[str, Any]:
+    def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         """See `BodyRequest`; of the first input."""
         prompt, token_ids = first_prompt(self.input, context_tokens_max, "input")
         return {"prompt": prompt, "token_ids": token_ids, "task": Task.EMBED}
