@@ -15,9 +15,8 @@ import trio.testing
 from hypothesis import given, settings, strategies as st
 
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
-from trinamo.runtime.kv.transfer.settlement import Inquiries
+from trinamo.runtime.kv.transfer.settlement import Grant, Inquiries
 from trinamo.runtime.planes.settlement import InquiryReport, IsSettled
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerDescriptor
 

@@ -1,7 +1,7 @@
 """Where the blocks of a KV cache lie: the buffers that a transfer registers, and every block's ranges.
 
 An engine may keep its KV in one buffer or in a list of them, such as a tensor for each layer as
-vLLM and SGLang have it; in the process or on a GPU (`device_array.py`). A *range* is the bytes of
+vLLM and SGLang have it; in the process or on a GPU (`tensors.py`). A *range* is the bytes of
 one block that lie together. Here is arithmetic only; `memory.py` has memory of its own. With who owns
 which block they are a `KvCache`, as transfers need it (`kv/transfer/engine.py` registers it).
 """

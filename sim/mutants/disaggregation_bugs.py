@@ -18,7 +18,7 @@ from trinamo.runtime.disaggregation.prefill_first import PrefillFirst
 from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.engines.loop.steps import StepLoop
 from trinamo.runtime.errors import TrinamoError
-from trinamo.runtime.kv.transfer.grants import Grant
+from trinamo.runtime.kv.transfer.settlement import Grant
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.disaggregation.messages import decode_prompt, prefill_request
 from trinamo.runtime.sinks import Sink

@@ -14,8 +14,7 @@ from trinamo.transports.http.output import Output
 from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp.requests.plane import WorkerLink
 from trinamo.transports.tcp.streams import linked
-from trinamo.transports.tcp.streams.lane import LinkLane
-from trinamo.transports.tcp.streams.link import Link
+from trinamo.transports.tcp.streams.link import Link, LinkLane
 
 from .planting import Patch, bug, instead_of
 

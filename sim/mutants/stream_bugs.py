@@ -28,10 +28,9 @@ from trinamo.transports.security.fleet import Fleet
 from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp import accepting, sockets
 from trinamo.transports.tcp.streams.channel import Channel
-from trinamo.transports.tcp.streams.input_receiver import InputReceiver
-from trinamo.transports.tcp.streams.lane import LinkLane
-from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
-from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
+from trinamo.transports.tcp.streams.link import LinkLane
+from trinamo.transports.tcp.streams.linked import InputReceiver, TcpResponseSender
+from trinamo.transports.tcp.streams.registrations import ResponseRegistration
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
 from .planting import Patch, bug, instead_of

@@ -10,8 +10,7 @@ from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.kv import BlockLeases, NixlMetadataStore, TransferRouter
 from trinamo.runtime.kv.transfer import settlement
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
-from trinamo.runtime.kv.transfer.grants import Grant
-from trinamo.runtime.kv.transfer.settlement import Path, Tickets
+from trinamo.runtime.kv.transfer.settlement import Grant, Path, Tickets
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus
 from trinamo.transports.memory.transfer import Moving

@@ -96,8 +96,8 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
     ),
-    "transports/security/pieces.py": (
-        "tests/transports/security/test_pieces.py",
+    "transports/tcp/transfer/sealed.py": (
+        "tests/transports/tcp/transfer/test_pieces.py",
         "tests/transports/tcp/transfer/test_sealed.py",
     ),
     "transports/security/sealing.py": (

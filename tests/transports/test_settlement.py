@@ -21,7 +21,7 @@ from tests.session.needs import needs_library_of
 from tests.transports.borrower import BLOCKS, open_engine
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
-from trinamo.runtime.kv.transfer.grants import Grant
+from trinamo.runtime.kv.transfer.settlement import Grant
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, decode_peer
 from trinamo.transports.tcp import open_transfer_plane
 

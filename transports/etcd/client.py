@@ -25,8 +25,7 @@ from trinamo.runtime.errors import (
 )
 
 from . import wire_pb2 as wire
-from .failures import CallVerdict, StatusError, final_error, judge
-from .rpc import EtcdChannel, Metadata
+from .rpc import CallVerdict, EtcdChannel, Metadata, StatusError, final_error, judge
 
 _log = logging.getLogger("trinamo.etcd")
 

@@ -34,8 +34,8 @@ from . import wire_pb2 as wire
 from .bridge import GrpcChannel
 from .channel import open_channel, parse_endpoints, resolve
 from .client import Credentials, EtcdClient, lease_seconds
-from .failures import NO_SPACE, SPACE_REMEDY
 from .keeping import LeaseKeeper
+from .rpc import NO_SPACE, SPACE_REMEDY
 from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
 

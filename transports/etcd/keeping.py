@@ -22,8 +22,7 @@ from trinamo.runtime.errors import ConnectError, DeadlineError, LeaseLostError, 
 
 from . import wire_pb2 as wire
 from .client import EtcdClient
-from .failures import CallVerdict, StatusError, StreamLostError, final_error, judge
-from .rpc import Stream
+from .rpc import CallVerdict, StatusError, Stream, StreamLostError, final_error, judge
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 0.5

@@ -21,8 +21,7 @@ from trinamo.runtime.planes import Snapshot, WatchEvent
 
 from . import wire_pb2 as wire
 from .client import EtcdClient
-from .failures import StreamLostError
-from .rpc import Stream
+from .rpc import Stream, StreamLostError
 from .watches import Watch, WatchPhase, WatchTable
 
 PAUSE_MIN_S: Final = 0.05

@@ -2,8 +2,8 @@
 
 Read `tcp/requests/plane.py` (caller) beside `tcp/requests/server.py` (worker), then
 `tcp/streams/server.py` (caller) beside `tcp/streams/linked.py` (worker). `tcp/streams/link.py` is the
-link itself, `tcp/streams/lane.py` one stream's place on it; over NATS, workers call home
-(`tcp/streams/client.py`). `tcp/streams/channel.py` says how items
+link itself, and one stream's place on it; over NATS, workers call home (`tcp/streams/client.py`).
+`tcp/streams/registrations.py` are the caller's ends of streams, and `tcp/streams/channel.py` says how items
 reach the consumer. KV blocks move by `tcp/transfer/plane.py`. Works unchanged on simulated sockets.
 """
 

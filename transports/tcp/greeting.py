@@ -79,7 +79,7 @@ async def greet(
         identity: Shown | None = None
         peer: list[str] = []
         if options.secret:
-            identity = options.identities.of(options, purpose.uri(""), env)
+            identity = options.shown(purpose.uri(""), env)
             wire, peer = await _seal(wire, identity, dials=True)
         name = decode_welcome(await _hear(wire, lambda heard: wanted_bytes(heard, hello)), hello)
     except ssl.SSLCertVerificationError as error:
@@ -114,7 +114,7 @@ async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, n
         hello = await _hear(wire, lambda heard: HELLO_BYTES - len(heard))
         check_hello(hello, purpose, sealed=bool(options.secret))
         if options.secret:
-            identity = options.identities.of(options, purpose.uri(name), env)
+            identity = options.shown(purpose.uri(name), env)
             wire, peer = await _seal(wire, identity, dials=False)
             identity.check_dialler(peer, purpose)
     except EOFError:

@@ -6,9 +6,12 @@ Goes through `trio.socket` only, so that the simulator's socket factory serves i
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import logging
 import socket as stdlib_socket
+import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,7 +22,6 @@ from trinamo.runtime.config.tcp import TcpConfig
 from trinamo.runtime.errors import ConfigError, ConnectError
 from trinamo.runtime.logs.text import reason
 
-from .interfaces import interface_address
 from .unfinished import ByteBudget, Pending, Unfinished
 
 if TYPE_CHECKING:
@@ -30,35 +32,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trinamo.tcp")
 _HOST_CHARS_MAX: Final = 255
 _PORT_DIGITS_MAX: Final = 5
+_SIOCGIFADDR: Final = 0x8915
+_IF_INET6: Final = Path("/proc/net/if_inet6")
+_GLOBAL_SCOPE: Final = 0x00
 
 
-class Identities:
-    """What a process shows in its sessions, by who it is there; made when it is first shown."""
+def interface_address(name: str) -> str:
+    """The IPv4 address of interface `name`, else its global IPv6 address.
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[bytes, bytes, str], Identity] = {}
-
-    @staticmethod
-    def prepare(secret: bytes) -> None:
-        """Derive the authority at the start: the library that it takes holds all up while it is imported."""
-        from trinamo.transports.security.identity import authority_of  # noqa: PLC0415 -- as below
-
-        authority_of(secret)
-
-    def of(self, options: TcpOptions, uri: str, env: Env) -> Shown:
-        """The one of who is `uri` among those who have a secret, or of a fleet's own authority."""
-        if options.fleet is not None:
-            return options.fleet
-        # Brings `cryptography` along, which who has no secret never needs.
-        from trinamo.transports.security.identity import Identity  # noqa: PLC0415
-
-        key = (options.secret, options.second_secret, uri)
-        if key not in self._made:
-            self._made[key] = Identity(options.secret, uri, env, options.second_secret)
-        return self._made[key]
-
-
-_NO_IDENTITIES: Final = Identities()
+    Link-local addresses are never chosen: peers could not reach them without a scope. Raises
+    `ConfigError` naming the interfaces there are.
+    """
+    with stdlib_socket.socket(stdlib_socket.AF_INET, stdlib_socket.SOCK_DGRAM) as probe:
+        question = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, question)
+            return stdlib_socket.inet_ntoa(answer[20:24])
+        except OSError:
+            pass  # It has no IPv4 address, or is not there.
+    for line in _IF_INET6.read_text().splitlines() if _IF_INET6.exists() else ():
+        packed, _, _, scope, _, interface = line.split()
+        if interface == name and int(scope, 16) == _GLOBAL_SCOPE:
+            return stdlib_socket.inet_ntop(stdlib_socket.AF_INET6, bytes.fromhex(packed))
+    known = ", ".join(sorted(n for _, n in stdlib_socket.if_nameindex()))
+    raise ConfigError(f"network interface {name!r} has no usable address; there are: {known}")
 
 
 class TcpOptions(TcpConfig, frozen=True, kw_only=True):
@@ -83,12 +80,10 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     payloads: ByteBudget = ByteBudget(0)
     """And of unary requests that run. Of its own: a frame that is whole must find room here while
     others wait there."""
-    identities: Identities = _NO_IDENTITIES
-    """What the planes with these options show to their peers."""
+    identities: dict[tuple[bytes, bytes, str], Identity] = {}
+    """What the planes with these options show to their peers, by who they are there."""
 
     def __post_init__(self) -> None:
-        if self.identities is _NO_IDENTITIES:
-            msgspec.structs.force_setattr(self, "identities", Identities())
         for name in ("budget", "payloads"):
             if not getattr(self, name).bytes_max:
                 msgspec.structs.force_setattr(self, name, ByteBudget(self.unfinished_bytes_max))
@@ -101,6 +96,18 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
     def authority_key(self) -> str:
         """The key of the configuration by which members know each other."""
         return "security.secret_file" if self.fleet is None else "security.tls.authority_file"
+
+    def shown(self, uri: str, env: Env) -> Shown:
+        """What who is `uri` shows of those who have a secret, or of a fleet's own authority."""
+        if self.fleet is not None:
+            return self.fleet
+        # Brings `cryptography` along, which who has no secret never needs.
+        from trinamo.transports.security.identity import Identity  # noqa: PLC0415
+
+        key = (self.secret, self.second_secret, uri)
+        if key not in self.identities:
+            self.identities[key] = Identity(self.secret, uri, env, self.second_secret)
+        return self.identities[key]
 
     def unfinished(self, decoder: Pending) -> Unfinished:
         """The bound on what one connection's decoder holds."""
@@ -160,7 +167,10 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     loopback when there is no secret to ask peers for.
     """
     if options.secret:
-        options.identities.prepare(options.secret)
+        # Derived at the start: the library that it takes holds all up while it is imported.
+        from trinamo.transports.security.identity import authority_of  # noqa: PLC0415
+
+        authority_of(options.secret)
     host = interface_address(options.interface) if options.interface else options.host
     family = _family(host)
     try:

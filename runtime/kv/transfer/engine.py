@@ -46,13 +46,12 @@ from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_
 from ...retries import Retries
 from ...worker.registration import Registrar
 from ..regions import KvCache
-from .grants import Grant
 from .leases import BlockLeases, open_block_leases
 from .metadata import NixlMetadata, NixlMetadataStore
 from .metrics import TransferMetrics
 from .router import TransferRouter, open_transfer_router
 from .routes import BackendStatistics, RoutedMemory, RoutedPeer, TransferStatistics
-from .settlement import Inquiries
+from .settlement import Grant, Inquiries
 
 if TYPE_CHECKING:
     from ...planes.transports import TransferChain

@@ -22,9 +22,8 @@ from ...nurseries import open_nursery
 from ...planes import MemoryRegion, Transfer
 from ...protocol.transfer.settlement import PeerDescriptor
 from ..pool import BlockPool
-from .grants import Grant
 from .routes import RoutedMemory
-from .settlement import Inquiries, Path, Tickets, quiesce
+from .settlement import Grant, Inquiries, Path, Tickets, quiesce
 
 _log = logging.getLogger("trinamo.transfer")
 

@@ -19,8 +19,7 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import Frame
 from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane, open_plane
-from trinamo.transports.etcd.failures import StatusError, StreamLostError
-from trinamo.transports.etcd.rpc import METHODS, Metadata
+from trinamo.transports.etcd.rpc import METHODS, Metadata, StatusError, StreamLostError
 
 from ..peer import StreamPeer
 from .connector import Connector

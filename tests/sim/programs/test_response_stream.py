@@ -13,8 +13,8 @@ from tests.sim.programs.response_stream import Fault, FaultKind, Outcome, Plan, 
 from trinamo.sim import SeedChoices, first_difference
 from trinamo.sim.mutants import planted
 from trinamo.transports.tcp import TcpStreamServer
-from trinamo.transports.tcp.streams.lane import LinkLane
-from trinamo.transports.tcp.streams.response_registration import ResponseRegistration
+from trinamo.transports.tcp.streams.link import LinkLane
+from trinamo.transports.tcp.streams.registrations import ResponseRegistration
 
 HALFWAY = 15
 """Which delivered item, of 40 in two streams, sets off a fault."""

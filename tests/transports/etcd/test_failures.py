@@ -18,7 +18,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.transports.etcd.channel import Endpoints, open_channel, parse_endpoints, resolve
-from trinamo.transports.etcd.failures import CallVerdict, StatusError, final_error, judge
+from trinamo.transports.etcd.rpc import CallVerdict, StatusError, final_error, judge
 
 Code = grpc.StatusCode
 

@@ -14,8 +14,8 @@ import trio.testing
 
 from trinamo.runtime.errors import ConnectError, DeadlineError, TrinamoError
 from trinamo.transports.etcd.client import EtcdClient
-from trinamo.transports.etcd.failures import StatusError, StreamLostError
 from trinamo.transports.etcd.keeping import PAUSE_MIN_S, LeaseKeeper
+from trinamo.transports.etcd.rpc import StatusError, StreamLostError
 
 TIMEOUT_S = 1.0
 REFUSED = StatusError("UNAVAILABLE", "failed to connect to all addresses; last error: refused")

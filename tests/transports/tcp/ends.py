@@ -31,7 +31,7 @@ from trinamo.transports.tcp import (
 )
 from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import split_address
-from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
+from trinamo.transports.tcp.streams.linked import TcpResponseSender
 
 PATIENCE_S = 10.0
 """No test waits longer for anything; a hang is a failure with a traceback."""

@@ -106,7 +106,7 @@ async def test_a_second_secret_lets_nobody_else_in() -> None:
 async def test_who_says_another_name_than_its_certificate_is_an_impostor() -> None:
     using = options(secret=SECRET)
     theirs = Identity(SECRET, Purpose.REQUESTS.uri("another"), RealEnv())
-    using.identities._made[SECRET, b"", Purpose.REQUESTS.uri(NAME)] = theirs
+    using.identities[SECRET, b"", Purpose.REQUESTS.uri(NAME)] = theirs
     async with listening(using) as (address, _):
         with pytest.raises(ImpostorError, match=r"'7f', but its certificate says .*/another"):
             await greeted_by(address, options(secret=SECRET))

@@ -7,7 +7,7 @@ carries this stream alone.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -22,17 +22,15 @@ from trinamo.transports.sockets.wire import Wire
 
 from ..greeting import dial_member
 from ..sockets import TcpOptions
-from .input_receiver import InputReceiver
 from .link import Link
-from .linked import LinkedInput, LinkedResponse, check_killed
-from .response_sender import TcpResponseSender
+from .linked import OpensStreams, check_killed
 
 
-class TcpClient:
-    """A `CallHome` over TCP, and the links that it has dialled."""
+class TcpClient(OpensStreams):
+    """On links to the callers, which it dials."""
 
     def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery) -> None:
-        self.options = options
+        super().__init__(options)
         self.links: dict[Link, None] = {}
         """Those that stand."""
         self._env = env
@@ -45,43 +43,14 @@ class TcpClient:
         """Streams held now; zero at quiescence."""
         return sum(len(link.lanes) for link in self.links)
 
-    def call_home(
-        self, connection: ConnectionInfo, context: Context
-    ) -> AbstractAsyncContextManager[TcpResponseSender]:
-        """Call the caller, open the response stream, and hold it until there was credit for all of it.
-
-        The caller's Stop and Kill, and its death, reach `context` while inside. After a Kill from
-        the caller nothing more is sent. Leaving without `finish` or `fail` ends the stream without
-        an end mark, which the caller takes for this worker's death.
-
-        Raises `ConnectError` if the caller cannot be reached and `KilledError` if the context is
-        killed before that.
-        """
-        return LinkedResponse(self, self.options, connection, context)
-
-    def receive_input(
-        self, connection: ConnectionInfo, context: Context
-    ) -> AbstractAsyncContextManager[InputReceiver]:
-        """Call for a request stream; iterate the caller's input items.
-
-        The iterator ends after Sentinel. Stop and Kill reach `context`; a stream that ends without
-        an end mark kills it, since truncated input is no input.
-        """
-        return LinkedInput(self, self.options, connection, context)
-
     def ready(self, connection: ConnectionInfo) -> Link | None:
-        """The link that streams to this caller share, if it stands and takes one more."""
         if connection.carrier is Carrier.DEDICATED:
             return None
         held = self._shared.get(connection.address)
         return held.link if held is not None and held.takes_streams else None
 
     async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
-        """The link for one stream, dialled if need be: once, however many wait to share it.
-
-        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
-        killed before that.
-        """
+        """See `OpensStreams`; dialled if need be: once, however many wait to share it."""
         if connection.carrier is Carrier.DEDICATED:
             return await self._dial_for_one(connection.address, context)
         address = connection.address

@@ -2,71 +2,212 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Protocol
+from typing import Self
 
 import trio
 
-from trinamo.runtime.context import Context, State
-from trinamo.runtime.errors import ConnectError, KilledError
-from trinamo.runtime.protocol.streams.control import Closed, Handshake
+from trinamo.runtime.context import Context, Reason, State
+from trinamo.runtime.errors import (
+    ConnectError,
+    KilledError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TrinamoError,
+)
+from trinamo.runtime.protocol.streams.control import (
+    Closed,
+    Control,
+    Data,
+    Declined,
+    Failed,
+    Handshake,
+    Opened,
+    Refused,
+    Sentinel,
+    Stop,
+)
 from trinamo.runtime.protocol.streams.link_frames import Opening, encode_opening
+from trinamo.runtime.protocol.streams.machine import Role
 from trinamo.runtime.protocol.streams.request import ConnectionInfo, StreamType
+from trinamo.runtime.protocol.streams.request_stream import request_stream
+from trinamo.runtime.protocol.streams.response_stream import WorkerHalf, response_stream
 
 from ..sockets import TcpOptions
-from .input_receiver import InputReceiver
-from .lane import LinkLane
-from .link import Link
-from .response_sender import TcpResponseSender
+from .channel import Channel
+from .link import Driver, Link, LinkLane
+
+_log = logging.getLogger("trinamo.tcp")
 
 
-class Links(Protocol):
-    """Where a worker finds the link to open a stream on."""
+class TcpResponseSender(Driver):
+    """The handler's end of one response stream: every method returns at once."""
 
-    def ready(self, connection: ConnectionInfo) -> Link | None:
-        """The link for a stream to this caller, if it stands and takes one more."""
-        ...
+    __slots__ = ("_context", "_is_streaming", "_lane", "_machine")
 
-    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
-        """The same, waiting for it if it can come; whoever asks opens its stream at once.
+    def __init__(self, lane: LinkLane, context: Context, handshake: Handshake) -> None:
+        self._machine = response_stream(Role.WORKER)
+        self._machine.send(handshake)
+        self._lane = lane
+        self._context = context
+        self._is_streaming = False
+        """The one state of ours that is asked for with every token."""
 
-        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
-        killed before that.
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended, whoever ended it: nothing more is said on it."""
+        return self._machine.ended is not None
+
+    # --- the handler's side ---
+
+    def send_nowait(self, item: bytes) -> bool:
+        """Send one item; False once the stream's bound is reached, then wait for `on_room`.
+
+        After a Kill items are dropped and it is always False: a handler that never waits otherwise
+        would not notice that its scope is cancelled.
         """
-        ...
+        if not self._is_streaming:
+            ended = self._machine.ended
+            if ended is not None and ended.by is Role.CALLER:
+                return False
+            raise LocalProtocolError(f"an item in state {self._machine!r}")
+        assert item, "an empty item would be an empty frame, which means nothing"
+        return self._lane.put(item)
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time there is room again after a `send_nowait` that was False."""
+        self._lane.on_room(listener)
+
+    def open(self) -> None:
+        """Prologue: the handler has started."""
+        self._say(Opened())
+
+    def finish(self) -> None:
+        """Sentinel: the answer is complete."""
+        self._say(Sentinel())
+
+    def fail(self, error: TrinamoError) -> None:
+        """The handler failed: a declining prologue before `open`, a `failed` frame after it."""
+        opening = self._machine.states[Role.WORKER] is WorkerHalf.OPENING
+        self._say(Declined(error) if opening else Failed(error))
+
+    def _say(self, event: Opened | Declined | Sentinel | Failed) -> None:
+        if self.is_over:
+            return
+        self._machine.send(event)
+        self._lane.say(event)
+        self._is_streaming = isinstance(event, Opened)
+
+    # --- what the caller says ---
+
+    def take(self, items: list[bytes]) -> None:
+        self._machine.receive(Data(items[0]))
+
+    def receive(self, event: Control) -> None:
+        self._machine.receive(event)
+        if isinstance(event, Stop):
+            self._context.stop(event.reason)
+        elif isinstance(event, Refused):
+            _log.warning("request %s: refused by the caller: %s", self._context.id, event.message)
+        self._check_end()
+
+    def lost(self, why: str) -> None:
+        """FIN or RST: normal after our last word, a Kill before it."""
+        if self._machine.allows(Role.CALLER, Closed):
+            self._machine.receive(Closed(why))
+        self._check_end()
+
+    def broken(self, error: RemoteProtocolError) -> None:
+        _log.warning("request %s: the caller broke the protocol: %s", self._context.id, error)
+        self._lane.say(Closed())
+        self._machine.broken(error)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """If the caller has ended it, nobody wants the rest: drop it, and end the handler."""
+        ended = self._machine.ended
+        if ended is not None and ended.by is Role.CALLER:
+            self._is_streaming = False
+            self._lane.discard()
+            self._context.kill(ended.reason)
 
 
-class AnsweringLink:
-    """A `CallHome` on the link that the request came by: nobody is dialled, and nothing waited for."""
+class InputReceiver(Driver):
+    """An iterator over input items."""
 
-    def __init__(self, link: Link, options: TcpOptions) -> None:
-        self._link = link
-        self._options = options
+    def __init__(
+        self, lane: LinkLane, context: Context, handshake: Handshake, window_bytes: int
+    ) -> None:
+        self._context = context
+        self._machine = request_stream(Role.WORKER)
+        self._machine.send(handshake)
+        self._lane: LinkLane | None = lane
+        self.channel = Channel(self._machine, window_bytes, self._give, self.close)
 
-    def call_home(
-        self, connection: ConnectionInfo, context: Context
-    ) -> AbstractAsyncContextManager[TcpResponseSender]:
-        """Open the response stream; see `TcpClient`."""
-        return LinkedResponse(self, self._options, connection, context)
+    def close(self) -> None:
+        """No more input is wanted. Synchronous, idempotent."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            self._machine.send(Closed())
+            lane.say(Closed())
+            lane.hang_up()
 
-    def receive_input(
-        self, connection: ConnectionInfo, context: Context
-    ) -> AbstractAsyncContextManager[InputReceiver]:
-        """Open the request stream; see `TcpClient`."""
-        return LinkedInput(self, self._options, connection, context)
+    def __aiter__(self) -> Self:
+        return self
 
-    def ready(self, connection: ConnectionInfo) -> Link | None:  # noqa: ARG002 -- there is but one
-        """The link, unless it is lost."""
-        return self._link if self._link.takes_streams else None
+    async def __anext__(self) -> bytes:
+        """The next item; ends after Sentinel or Stop, raises `KilledError` otherwise."""
+        error = self._machine.error
+        if error is not None:
+            raise error
+        return await self.channel.__anext__()
 
-    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:  # noqa: ARG002 -- there is but one
-        """The link; it is not dialled again."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        check_killed(context)
-        if not self._link.takes_streams:
-            raise ConnectError("the connection that the request came by was lost")
-        return self._link
+    def _give(self, count: int) -> None:
+        if self._lane is not None:
+            self._lane.give(count)
+
+    # --- what the caller says ---
+
+    def take(self, items: list[bytes]) -> None:
+        self._machine.receive(Data(items[0]))
+        if not self.channel.extend(items) and self._lane is not None:
+            raise RemoteProtocolError("an item without credit")
+
+    def receive(self, event: Control) -> None:
+        had_ended = self._machine.ended is not None
+        self._machine.receive(event)
+        if isinstance(event, Stop):
+            self._context.stop(event.reason)
+        ended = self._machine.ended
+        if ended is None or had_ended:
+            return
+        if self._machine.error is None:
+            self.channel.ended()
+        else:
+            self._kill(ended.reason)
+
+    def lost(self, why: str) -> None:
+        if self._machine.allows(Role.CALLER, Closed):
+            self.receive(Closed(why))
+
+    def broken(self, error: RemoteProtocolError) -> None:
+        _log.warning("request %s: the caller broke the protocol: %s", self._context.id, error)
+        self._machine.broken(error)
+        self._kill(Reason.PROTOCOL_ERROR)
+
+    def _kill(self, reason: Reason) -> None:
+        """Drop what has come of it: truncated input is no input."""
+        self._context.kill(reason)
+        self.channel.abandon(
+            KilledError(
+                "the input ended without an end mark", reason=str(self._context.reason or reason)
+            )
+        )
+        self.close()
 
 
 def check_killed(context: Context) -> None:
@@ -75,49 +216,100 @@ def check_killed(context: Context) -> None:
         raise KilledError("killed before the caller could be called", reason=str(context.reason))
 
 
-class _Linked:
-    """One stream of a link, opened and left by `async with`.
+class OpensStreams(ABC):
+    """A `CallHome` by links, wherever they come from.
 
-    Neither waits unless it must: for the link to be dialled, and for credit for what is queued.
+    Opening a stream waits only for its link, and leaving a response only for credit for what is queued.
     """
 
-    stream_type: StreamType
+    def __init__(self, options: TcpOptions) -> None:
+        self.options = options
 
-    def __init__(
-        self,
-        links: Links,
-        options: TcpOptions,
-        connection: ConnectionInfo,
-        context: Context,
-    ) -> None:
-        self._links = links
-        self._options = options
-        self._connection = connection
-        self._context = context
+    @abstractmethod
+    def ready(self, connection: ConnectionInfo) -> Link | None:
+        """The link for a stream to this caller, if it stands and takes one more."""
 
-    async def _open(self) -> tuple[LinkLane, Handshake]:
-        connection = self._connection
-        link = self._links.ready(connection)
-        if link is None or self._context.is_killed:
-            link = await self._links.wait_ready(connection, self._context)
-        handshake = Handshake(connection.subject, self.stream_type)
+    @abstractmethod
+    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
+        """The same, waiting for it if it can come; whoever asks opens its stream at once.
+
+        Raises `ConnectError` if the caller cannot be reached, `KilledError` if the request is
+        killed before that.
+        """
+
+    def call_home(self, connection: ConnectionInfo, context: Context) -> LinkedResponse:
+        """Open the response stream to the caller, and hold it until there was credit for all of it.
+
+        The caller's Stop and Kill, and its death, reach `context` while inside. After a Kill from
+        the caller nothing more is sent. Leaving without `finish` or `fail` ends the stream without
+        an end mark, which the caller takes for this worker's death. Raises as `wait_ready`.
+        """
+        return LinkedResponse(self, connection, context)
+
+    @asynccontextmanager
+    async def receive_input(
+        self, connection: ConnectionInfo, context: Context
+    ) -> AsyncIterator[InputReceiver]:
+        """Open a request stream; iterate the caller's input items.
+
+        The iterator ends after Sentinel. Stop and Kill reach `context`; a stream that ends without
+        an end mark kills it, since truncated input is no input.
+        """
+        lane, handshake = await self.open(connection, context, StreamType.REQUEST)
+        receiver = InputReceiver(lane, context, handshake, self.options.window_bytes)
+        lane.driver = receiver
+        try:
+            yield receiver
+        finally:
+            receiver.close()
+
+    async def open(
+        self, connection: ConnectionInfo, context: Context, stream_type: StreamType
+    ) -> tuple[LinkLane, Handshake]:
+        """A stream on a link; set the lane's `driver` at once."""
+        link = self.ready(connection)
+        if link is None or context.is_killed:
+            link = await self.wait_ready(connection, context)
+        handshake = Handshake(connection.subject, stream_type)
         stream = link.ids.give()
         lane = link.add(stream, connection.window_bytes)
-        link.send_frame(encode_opening(stream, Opening(handshake, self._options.window_bytes)))
+        link.send_frame(encode_opening(stream, Opening(handshake, self.options.window_bytes)))
         return lane, handshake
 
 
-class LinkedResponse(_Linked):
-    """A response stream."""
+class AnsweringLink(OpensStreams):
+    """On the link that the request came by: nobody is dialled, and nothing waited for."""
 
-    stream_type = StreamType.RESPONSE
+    def __init__(self, link: Link, options: TcpOptions) -> None:
+        super().__init__(options)
+        self._link = link
+
+    def ready(self, connection: ConnectionInfo) -> Link | None:  # noqa: ARG002 -- there is but one
+        return self._link if self._link.takes_streams else None
+
+    async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:  # noqa: ARG002 -- there is but one
+        await trio.lowlevel.checkpoint_if_cancelled()
+        check_killed(context)
+        if not self._link.takes_streams:
+            raise ConnectError("the connection that the request came by was lost")
+        return self._link
+
+
+class LinkedResponse:
+    """A response stream, opened and left by `async with`."""
+
     _lane: LinkLane
     _sender: TcpResponseSender
 
+    def __init__(self, links: OpensStreams, connection: ConnectionInfo, context: Context) -> None:
+        self._links, self._connection, self._context = links, connection, context
+
     async def __aenter__(self) -> TcpResponseSender:
-        self._lane, handshake = await self._open()
-        self._sender = self._lane.driver = TcpResponseSender(self._lane, self._context)
-        self._sender.greeted(handshake)
+        self._lane, handshake = await self._links.open(
+            self._connection, self._context, StreamType.RESPONSE
+        )
+        self._sender = TcpResponseSender(self._lane, self._context, handshake)
+        self._lane.driver = self._sender
         return self._sender
 
     async def __aexit__(
@@ -139,7 +331,7 @@ class LinkedResponse(_Linked):
 
         def limit(state: State) -> None:
             if state is State.KILLED:
-                scope.deadline = trio.current_time() + self._options.linger_s
+                scope.deadline = trio.current_time() + self._links.options.linger_s
 
         self._context.on_change(limit)
         try:
@@ -150,25 +342,3 @@ class LinkedResponse(_Linked):
             if not lane.is_flushed:
                 lane.say(Closed())
                 lane.discard()
-
-
-class LinkedInput(_Linked):
-    """A request stream."""
-
-    stream_type = StreamType.REQUEST
-    _receiver: InputReceiver
-
-    async def __aenter__(self) -> InputReceiver:
-        lane, handshake = await self._open()
-        self._receiver = InputReceiver(self._context, self._options.window_bytes)
-        lane.driver = self._receiver
-        self._receiver.greeted(lane, handshake)
-        return self._receiver
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._receiver.close()

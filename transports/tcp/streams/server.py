@@ -27,10 +27,8 @@ from trinamo.transports.sockets.wire import Wire
 from ..accepting import Gate
 from ..greeting import welcome
 from ..sockets import TcpOptions, open_listener
-from .input_registration import InputRegistration
 from .link import Link
-from .response_registration import ResponseRegistration
-from .subject import OpenSubject
+from .registrations import InputRegistration, OpenSubject, ResponseRegistration
 
 _log = logging.getLogger("trinamo.tcp")
 _SUBJECT_BITS: Final = 128

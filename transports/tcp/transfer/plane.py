@@ -18,6 +18,8 @@ import trio
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import (
     ConnectError,
+    DisconnectedError,
+    ImpostorError,
     RefusedError,
     RemoteProtocolError,
     StaleMemoryError,
@@ -30,28 +32,30 @@ from trinamo.runtime.planes.settlement import InquiryReport, IsSettled, Settleme
 from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import MemoryDescription, draw_incarnation
+from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.protocol.transfer.stream import (
     Hello,
     Inquiry,
+    InquiryAnswer,
     Ping,
     TransferFailed,
     Welcome,
 )
-from trinamo.transports.security.pieces import PIECE_KEY_BYTES
-from trinamo.transports.sockets.wire import Wire
+from trinamo.transports.sockets.wire import Wire, open_wire
+from trinamo.transports.tcp.transfer.sealed import PIECE_KEY_BYTES
 
 from ..accepting import Gate
-from ..greeting import dial_member, welcome
-from ..sockets import TcpOptions, open_listener
-from .checksum import NO_CHECKSUM, Checksum, ChecksumChoice, choose, offered
+from ..greeting import dial_member, greet, welcome
+from ..sockets import TcpOptions, dial, format_address, open_listener
+from .checksum import NO_CHECKSUM, ChecksumChoice, choose, offered
 from .initiator import InitiatorLink, PeerStream, TcpRemote
-from .inquiry import answer, inquire
 from .link import TransferLink, serve
 from .memory import TcpRegion
 from .target import RefusalBucket, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
 _VERSION: Final = 2
+_INQUIRY_VERSION: Final = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -137,8 +141,41 @@ class TcpMover(Mover[TcpRegion]):
     async def inquire(
         self, address: str, incarnation: str, ticket: int, *, timeout_s: float
     ) -> InquiryReport:
-        """Ask over a connection of its own, whatever streams there are to the peer."""
-        return await inquire(address, incarnation, ticket, self.options.tcp, self._env, timeout_s)
+        """Ask over a connection of its own, whatever streams there are to the peer; raises nothing."""
+        options = self.options.tcp
+        wire: Wire | None = None
+        reached = ""
+        with trio.move_on_after(timeout_s):
+            try:
+                wire = open_wire(await dial(address, options))
+            except ConnectError as error:
+                is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+                return InquiryReport(
+                    InquiryResult.REFUSED if is_refused else InquiryResult.UNREACHED
+                )
+            try:
+                reached = format_address(*wire.socket.getpeername()[:2])
+                greeted, _ = await greet(wire, address, options, self._env, Purpose.TRANSFERS)
+                link = TransferLink(greeted, slice_bytes=1)
+                await link.send_now(Inquiry(_INQUIRY_VERSION, incarnation, ticket))
+                said = await link.read_now()
+            except (RemoteProtocolError, ImpostorError):
+                return InquiryReport(InquiryResult.NONSENSE, reached)
+            except (OSError, ConnectError, DisconnectedError):
+                return InquiryReport(InquiryResult.BROKEN, reached)
+            finally:
+                wire.socket.close()
+            if not isinstance(said, InquiryAnswer):
+                return InquiryReport(InquiryResult.NONSENSE, reached)
+            if not said.is_meant:
+                return InquiryReport(InquiryResult.REPLACED, reached)
+            return InquiryReport(
+                InquiryResult.SAYS_SETTLED if said.is_settled else InquiryResult.SAYS_MOVING,
+                reached,
+            )
+        return InquiryReport(
+            InquiryResult.UNREACHED if wire is None else InquiryResult.SILENT, reached
+        )
 
     # --- transfers -------------------------------------------------------------------------------
 
@@ -210,12 +247,19 @@ class TcpMover(Mover[TcpRegion]):
         """Read the peer's first message; whether there will be more."""
         hello = await link.read_now()
         if isinstance(hello, Inquiry):
-            await answer(link, hello, self.incarnation, self._answers)
+            if hello.version != _INQUIRY_VERSION:
+                raise RemoteProtocolError(f"an inquiry of version {hello.version}")
+            is_meant = hello.incarnation == self.incarnation
+            is_settled = is_meant and self._answers.is_settled(hello.ticket)
+            await link.send_now(InquiryAnswer(is_meant, is_settled))
             return False
         if not isinstance(hello, Hello) or hello.version != _VERSION:
             raise RemoteProtocolError("the peer did not greet, or speaks another version")
         try:
-            link.checksum = self._accept(hello)
+            if hello.wanted != self.incarnation:
+                # Who we are is for those who know it already.
+                raise StaleMemoryError(f"{self.address} is another process now")  # noqa: TRY301
+            link.checksum = choose(hello.checksums, self.options.checksum)
         except (StaleMemoryError, RefusedError) as error:
             await link.send_now(TransferFailed(0, error.code, error.message, error.definite))
             raise
@@ -228,12 +272,6 @@ class TcpMover(Mover[TcpRegion]):
     def _key(self, link: TransferLink) -> bytes:
         """For what we send over it once both ends have greeted."""
         return b"" if link.sealed is None else self._env.rng.randbytes(PIECE_KEY_BYTES)
-
-    def _accept(self, hello: Hello) -> Checksum:
-        if hello.wanted != self.incarnation:
-            # Who we are is for those who know it already.
-            raise StaleMemoryError(f"{self.address} is another process now")
-        return choose(hello.checksums, self.options.checksum)
 
 
 @asynccontextmanager

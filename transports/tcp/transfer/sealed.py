@@ -1,14 +1,21 @@
 """What a transfer asks of a socket, where the connection is sealed.
 
 TLS carries the handshake, in which both ends tell a random key for what they send from then on. What
-follows are the pieces of `transports/security/pieces.py`: TLS cuts what it seals into records of 16 KiB, and
-its library copies each several times, where a piece is sealed from the registered memory itself. It is
-opened into a buffer that it is copied out of: nothing of a piece that failed its check reaches the memory.
+follows are pieces: TLS cuts what it seals into records of 16 KiB, and its library copies each several
+times, where a piece is sealed from the registered memory itself. It is opened into a buffer that it is
+copied out of: nothing of a piece that failed its check reaches the memory. A piece is
+
+    bytes of the rest (4) | AES-256-GCM of some bytes, with its tag
+
+Each key seals one direction of one connection, and the nonce of a piece is its number there: none meets a
+key twice, and what was left out, repeated or moved does not open. Both ends tell their keys over TLS, so they
+are of this connection alone, and who learns the cluster's secret later opens nothing.
 """
 
 from __future__ import annotations
 
 import socket as stdlib_socket
+import struct
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Final
@@ -17,14 +24,51 @@ import trio
 from typing_extensions import Buffer
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.transports.security.pieces import (
-    PIECE_GROWTH,
-    PIECE_KEY_BYTES,
-    PIECE_LENGTH,
-    PIECE_TAG_BYTES,
-    PieceKey,
-)
 from trinamo.transports.sockets.wire import Wire, send_all
+
+PIECE_KEY_BYTES: Final = 32
+PIECE_LENGTH: Final = struct.Struct(">I")
+PIECE_TAG_BYTES: Final = 16
+PIECE_GROWTH: Final = PIECE_LENGTH.size + PIECE_TAG_BYTES
+_NONCE_BYTES: Final = 12
+
+
+class PieceKey:
+    """Seals, or opens, the pieces of one direction in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        # Who has no secret never needs it, and its import takes a while.
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
+        self._cipher, self._unopened = AESGCM(key), InvalidTag
+        self._number = 0
+
+    def seal_into(self, data: bytes | memoryview, place: memoryview) -> int:
+        """Write the piece for `data` to the start of `place`; how long it is."""
+        size = len(data) + PIECE_TAG_BYTES
+        PIECE_LENGTH.pack_into(place, 0, size)
+        self._cipher.encrypt_into(self._nonce(), data, None, place[PIECE_LENGTH.size :][:size])
+        return PIECE_LENGTH.size + size
+
+    def open_into(self, sealed: memoryview, place: memoryview) -> int:
+        """Write what a piece holds to `place`, and say how much; `sealed` begins behind its length.
+
+        Raises `RemoteProtocolError` for what is not the next piece of who has the key.
+        """
+        size = sealed.nbytes - PIECE_TAG_BYTES
+        try:
+            self._cipher.decrypt_into(self._nonce(), sealed, None, place[:size])
+        except self._unopened:
+            raise RemoteProtocolError(
+                "a piece was changed on its way, or is not the next"
+            ) from None
+        return size
+
+    def _nonce(self) -> bytes:
+        self._number += 1
+        return self._number.to_bytes(_NONCE_BYTES, "big")
+
 
 PIECE_BYTES: Final = 1 << 18
 """Sealed, or opened, without the loop's turn: some 0.1 ms."""

@@ -12,9 +12,8 @@ import trio
 import trio.testing
 
 from trinamo.runtime.kv.pool import BlockPool
-from trinamo.runtime.kv.transfer.grants import Grant
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
-from trinamo.runtime.kv.transfer.settlement import Inquiries
+from trinamo.runtime.kv.transfer.settlement import Grant, Inquiries
 from trinamo.runtime.planes import MemoryRegion, TransferPlane
 from trinamo.runtime.protocol.transfer.settlement import PeerDescriptor, PeerStatus
 from trinamo.transports.memory.transfer import (

@@ -26,7 +26,7 @@ from trinamo.runtime.errors import (
     StaleMemoryError,
     UnavailableError,
 )
-from trinamo.runtime.kv.transfer.grants import Grant
+from trinamo.runtime.kv.transfer.settlement import Grant
 from trinamo.runtime.protocol.transfer.settlement import decode_peer
 
 

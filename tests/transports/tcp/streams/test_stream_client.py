@@ -35,7 +35,7 @@ from trinamo.runtime.protocol.streams.control import (
 )
 from trinamo.runtime.protocol.streams.link_frames import Kind, encode_credit
 from trinamo.transports.tcp import TcpOptions
-from trinamo.transports.tcp.streams.response_sender import TcpResponseSender
+from trinamo.transports.tcp.streams.linked import TcpResponseSender
 
 OVERSIZE = b"\0\0\0\0\xff\xff\xff\xff"
 

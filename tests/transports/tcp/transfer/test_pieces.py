@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.transports.security.pieces import (
+from trinamo.transports.tcp.transfer.sealed import (
     PIECE_GROWTH,
     PIECE_KEY_BYTES,
     PIECE_LENGTH,
