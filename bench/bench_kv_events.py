@@ -69,19 +69,19 @@ async def run_events(url: str, told: list[list[KvEvent]]) -> None:
         await nursery.start(source.run)
         source.tell([Stored(names(0, HELD))])
         await until(lambda: len(index.blocks("a")) == HELD)
-        done, before = index.statistics().events, source.statistics().messages
+        done, before = index.statistics()["events"], source.statistics()["messages"]
         started, cpu = time.perf_counter(), time.process_time()
         for number, events in enumerate(told):
             source.tell(events)
             await trio.lowlevel.checkpoint()
             if number % 64 == 0:
                 # The worker's own outbox is bounded, and so is what a broker takes.
-                await until(lambda: source.statistics().waiting_blocks < 64 * BLOCKS)
-        await until(lambda: index.statistics().events == done + 2 * steps)
+                await until(lambda: source.statistics()["waiting_blocks"] < 64 * BLOCKS)
+        await until(lambda: index.statistics()["events"] == done + 2 * steps)
         elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-        messages = source.statistics().messages - before
+        messages = source.statistics()["messages"] - before
         assert index.blocks("a") == set(block_keys(names(steps * BLOCKS, HELD)))
-        assert index.statistics().gaps == 0
+        assert index.statistics()["gaps"] == 0
         row(
             f"KV events: {BLOCKS} blocks stored and {BLOCKS} removed a step",
             f"{steps / elapsed:,.0f} steps/s in {messages / steps:.2f} messages a step;"

@@ -34,8 +34,7 @@ from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.sealed_events import SealedEvents
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import SealedEvents, Sealer
 from trinamo.transports.security.signatures import Signatures
 from trinamo.transports.security.signed import signed_control
 

@@ -133,8 +133,8 @@ class Run:
             await trio.sleep(30)
             for worker in self.workers:
                 assert self.index.blocks(worker.name) == worker.held
-            assert self.index.statistics().blocks == sum(len(w.held) for w in self.workers)
-            assert self.index.statistics().lost == 0
+            assert self.index.statistics()["blocks"] == sum(len(w.held) for w in self.workers)
+            assert self.index.statistics()["lost"] == 0
             nursery.cancel_scope.cancel()
 
     async def step(self, kind: str, value: object, worker: Worker, nursery: trio.Nursery) -> None:

@@ -28,8 +28,7 @@ from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.sealed_events import SealedEvents
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import SealedEvents, Sealer
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp.sockets import split_address
 

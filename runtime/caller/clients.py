@@ -13,7 +13,7 @@ import trio
 
 from ..config.config import Config
 from ..env import Env
-from ..kv.names import share_names
+from ..kv.events import share_names
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from ..env import Env
 from ..errors import DisconnectedError, SilentError, TrinamoError, UnavailableError
 from ..events.follower import ReportFollower
-from ..events.load import LOAD_TOPIC, LoadReport
+from ..events.load import LOAD_TOPIC, STATUS_TOPIC, LoadReport, WorkerState
 from ..events.source import topic_of
-from ..events.status import STATUS_TOPIC, WorkerState
 from ..logs.notices import InstanceLog
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery

@@ -200,21 +200,18 @@ class DecodeFirst:
             except OverloadedError:
                 return PrefillReason.QUEUE_FULL
             except TrinamoError as error:
-                self._refuse(error)
+                # No prompt waits for it again in the next seconds.
+                self._refused_until = trio.current_time() + REFUSED_S
+                if not self._is_refusal_told and self._is_reachable():
+                    self._is_refusal_told = True
+                    text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
+                    _log.warning(text, self._queue.name, REFUSED_S, error)
                 return reason
             self._is_refusal_told = False
             leg.mark("put")
             reason = PrefillReason.NOT_CLAIMED
             await waiting.claimed.wait()
         return None if waiting.claimed.is_set() else reason
-
-    def _refuse(self, error: TrinamoError) -> None:
-        """The queue did not take a job: no prompt waits for that again in the next seconds."""
-        self._refused_until = trio.current_time() + REFUSED_S
-        if not self._is_refusal_told and self._is_reachable():
-            self._is_refusal_told = True
-            text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
-            _log.warning(text, self._queue.name, REFUSED_S, error)
 
     async def _lend(
         self, reservation: Reservation, waiting: _Waiting, skip: int, blocks: list[int]

@@ -1,1 +1,1 @@
-"""Events that must not be missed, and what workers say about their load."""
+"""Events that must not be missed, and what workers say about themselves."""

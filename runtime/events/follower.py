@@ -164,16 +164,14 @@ class EventFollower:
         followed.heard_at = trio.current_time()
         self._apply(publisher, followed, followed.view.receive(event))
         if followed.view.trouble:
-            self._tell(followed.view.trouble, event)
+            # A gap is what a broker that was away looks like; the others are somebody's mistake.
+            trouble = followed.view.trouble
+            level = logging.INFO if trouble is Trouble.GAP else logging.WARNING
+            what = f"{publisher[:_LINE_MAX]} at {event.incarnation}/{event.sequence}"
+            self._notices.log(level, f"{self._topic}: {trouble}", what)
         if followed.view.needs_snapshot and not followed.is_asking:
             followed.is_asking = True
             nursery.start_soon(self._ask, publisher, followed)
-
-    def _tell(self, trouble: Trouble, event: SequencedEvent) -> None:
-        # A gap is what a broker that was away looks like; the others are somebody's mistake.
-        level = logging.INFO if trouble is Trouble.GAP else logging.WARNING
-        what = f"{event.publisher[:_LINE_MAX]} at {event.incarnation}/{event.sequence}"
-        self._notices.log(level, f"{self._topic}: {trouble}", what)
 
     def _apply(self, publisher: str, followed: _Followed, step: SequenceStep) -> None:
         try:

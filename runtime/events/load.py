@@ -1,4 +1,8 @@
-"""What workers say about their load, once a second, numbered like all events (`source.py`).
+"""What workers say about themselves, numbered like all events (`source.py`): load and state.
+
+Their load they say once a second, and that they are ready, or draining, when it changes. Discovery says
+that, too, but only while the store is there: a worker that begins to drain while it is away is passed over
+by who hears this.
 
 A router keeps the last report with the instance (`caller/instances.py`). While the broker is away
 that report stays; of an instance that has sent none, the router counts its own requests.
@@ -6,6 +10,7 @@ that report stays; of an instance that has sent none, the router counts its own 
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
 from typing import Annotated, Final
@@ -127,3 +132,54 @@ class BusyLimits:
             and report.blocks_total > 0
             and blocks >= self.blocks * report.blocks_total
         ) or (self.waiting_tokens is not None and tokens >= self.waiting_tokens)
+
+
+STATUS_TOPIC: Final = "status"
+_BEAT_S = 10.0
+
+
+class WorkerState(enum.StrEnum):
+    """Whether an instance takes requests, as it says itself."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StatusSource:
+    """Publishes the state of one instance of one endpoint."""
+
+    def __init__(
+        self,
+        events: EventPlane,
+        endpoint: EndpointName,
+        *,
+        instance_id: str,
+        incarnation: int,
+    ) -> None:
+        self._state = WorkerState.READY
+        self._is_draining = trio.Event()
+        self._source = EventSource(
+            events,
+            topic_of(STATUS_TOPIC, endpoint),
+            publisher=instance_id,
+            incarnation=incarnation,
+            snapshot=lambda _part, _parts: _encode(self._state),
+            beat_s=_BEAT_S,
+        )
+
+    def drain(self) -> None:
+        """It drains from now on. Never waits."""
+        self._is_draining.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with open_nursery() as nursery:
+            await nursery.start(self._source.run)
+            await self._source.publish(_encode(self._state))
+            await self._is_draining.wait()
+            self._state = WorkerState.DRAINING
+            await self._source.publish(_encode(self._state))
+            await trio.sleep_forever()

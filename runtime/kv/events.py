@@ -3,48 +3,33 @@
 An engine calls `tell` between its steps and never waits for the event plane; one task numbers and
 sends what was told, several steps in one message if the plane is slower than the engine. What it
 is told is kept in a set, so that every snapshot is exactly what the events up to its number add
-up to, whatever the engine does meanwhile. The other end is `index.py`.
+up to, whatever the engine does meanwhile. The other end is `index.py`. What the processes of one namespace
+name their blocks by, and nobody else can, is agreed on here.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-import attrs
 import trio
 
+from ..env import Env
+from ..errors import ControlPlaneError
 from ..events.source import EventSource, topic_of
 from ..metrics.tallies import Registry
 from ..nurseries import open_nursery
-from ..planes import EventPlane
+from ..planes import ControlPlane, EventPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.events import BlockSet, KvEvent, encode_batch, next_batch
+from ..protocol.kv.names import HASH_BYTES, BlockNames
+from ..retries import Retries
 
 KV_TOPIC: Final = "kv2"
 """Named after its format: who speaks an older one neither hears this nor is heard."""
 _OUTBOX_BLOCKS_MAX: Final = 65_536
-
-
-@attrs.frozen
-class KvSourceStatistics:
-    """Gauges and counters at one moment."""
-
-    blocks: int
-    """Blocks that were told as held."""
-    waiting_blocks: int
-    """Told by the engine and not sent yet; at most the bound of the outbox."""
-    told: int
-    """Events that the engine told."""
-    messages: int
-    """Messages that they went out in, the lost ones included."""
-    dropped: int
-    """Messages that were not sent: followers see a gap and ask for a snapshot."""
-    snapshots: int
-    """Snapshots, or parts of one, that were asked for and sent."""
-    malformed: int
-    """Requests for a snapshot that were none."""
 
 
 class KvEventSource:
@@ -116,17 +101,17 @@ class KvEventSource:
         # Takes its number before it waits for anything, so that set and number change together.
         await self._source.publish(encode_batch(batch))
 
-    def statistics(self) -> KvSourceStatistics:
-        """The counts as of now."""
-        return KvSourceStatistics(
-            blocks=len(self._held),
-            waiting_blocks=self._waiting_blocks,
-            told=self._told,
-            messages=self._messages,
-            dropped=self._source.dropped,
-            snapshots=self._source.snapshot_count,
-            malformed=self._source.malformed,
-        )
+    def statistics(self) -> dict[str, int]:
+        """Gauges and counters as of now, by the names under which `/metrics` shows them."""
+        return {
+            "blocks": len(self._held),
+            "waiting_blocks": self._waiting_blocks,
+            "told": self._told,
+            "messages": self._messages,
+            "dropped": self._source.dropped,
+            "snapshots": self._source.snapshot_count,
+            "malformed": self._source.malformed,
+        }
 
 
 def show_source(metrics: Registry, endpoint: str, source: KvEventSource) -> None:
@@ -134,7 +119,7 @@ def show_source(metrics: Registry, endpoint: str, source: KvEventSource) -> None
     metrics.readings(
         "kv_events_",
         ("endpoint",),
-        lambda shown: [((name,), attrs.asdict(each.statistics())) for name, each in shown.items()],
+        lambda shown: [((name,), each.statistics()) for name, each in shown.items()],
         gauges={
             "blocks": "Full blocks that were told as held",
             "waiting_blocks": "Blocks in events that wait to be sent",
@@ -147,3 +132,31 @@ def show_source(metrics: Registry, endpoint: str, source: KvEventSource) -> None
             "malformed": "Requests for a snapshot that were none",
         },
     ).shown[endpoint] = source
+
+
+KV_NAMES_PREFIX: Final = "kv_names/"
+_log = logging.getLogger("trinamo.kv")
+
+
+async def share_names(control: ControlPlane, env: Env, secret: bytes, namespace: str) -> BlockNames:
+    """The names of `namespace`: by the cluster's secret, or else by a salt in the control plane.
+
+    Whoever comes first draws the salt. A store that is away is waited for; where it refuses, the
+    names are this process's own, which routers see and log.
+    """
+    shared = secret
+
+    async def agree(_: Callable[[], None]) -> None:
+        nonlocal shared
+        key = KV_NAMES_PREFIX + namespace
+        drawn = env.rng.getrandbits(8 * HASH_BYTES).to_bytes(HASH_BYTES, "big")
+        try:
+            while (entry := await control.get(key)) is None:
+                await control.compare_and_put(key, drawn, mod_revision=0)
+            shared = entry.value
+        except ControlPlaneError:
+            shared = drawn
+
+    if not secret:
+        await Retries(_log, f"the KV blocks of {namespace} have no names").run(agree)
+    return BlockNames(shared + namespace.encode())

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import trio
 
 from ..events.follower import EventFollower
@@ -26,41 +25,6 @@ from .events import KV_TOPIC
 
 _PENDING_MAX: Final = 8192
 """Messages that wait to be read; the largest have 16 KiB."""
-
-
-@attrs.frozen
-class KvIndexStatistics:
-    """Gauges and counters at one moment."""
-
-    instances: int
-    """Instances that blocks are known of, or might be."""
-    lost: int
-    """Instances whose snapshot is awaited."""
-    blocks: int
-    """Blocks known, over all instances."""
-    events: int
-    """KV events applied."""
-    snapshots: int
-    """Snapshots taken."""
-    gaps: int
-    """Times that a number was missing."""
-    backwards: int
-    """Times that a number went back."""
-    duplicates: int
-    outdated: int
-    """Events and snapshots of an incarnation before the one known."""
-    restarts: int
-    """Incarnations that followed another one under the same instance id."""
-    malformed: int
-    """Messages that made no sense; their publisher was asked for a snapshot, if it is known."""
-    unknown: int
-    """Events of instances that discovery does not know."""
-    ignored: int
-    """Events of instances beyond `instances_max`."""
-    refused_blocks: int
-    """Blocks that were not kept because a bound was reached."""
-    overflowed: int
-    """Times that too many events waited for a snapshot."""
 
 
 class KvIndex:
@@ -197,23 +161,23 @@ class KvIndex:
         bit = self._bits.get(instance_id)
         return set() if bit is None else self._map.blocks(bit)
 
-    def statistics(self) -> KvIndexStatistics:
-        """The counts as of now."""
+    def statistics(self) -> dict[str, int]:
+        """Gauges and counters as of now, by the names under which `/metrics` shows them."""
         follower, counts = self._follower, self._follower.counts
-        return KvIndexStatistics(
-            instances=len(self._bits),
-            lost=follower.lost_count,
-            blocks=self._blocks,
-            events=self._events,
-            snapshots=follower.snapshot_count,
-            gaps=counts.gaps,
-            backwards=counts.backwards,
-            duplicates=counts.duplicates,
-            outdated=counts.outdated,
-            restarts=counts.restarts,
-            malformed=follower.malformed,
-            unknown=follower.unknown,
-            ignored=follower.ignored,
-            refused_blocks=self._refused,
-            overflowed=counts.overflowed,
-        )
+        return {
+            "instances": len(self._bits),
+            "lost": follower.lost_count,
+            "blocks": self._blocks,
+            "events": self._events,
+            "snapshots": follower.snapshot_count,
+            "malformed": follower.malformed,
+            "unknown": follower.unknown,
+            "ignored": follower.ignored,
+            "refused_blocks": self._refused,
+            "gaps": counts.gaps,
+            "backwards": counts.backwards,
+            "duplicates": counts.duplicates,
+            "outdated": counts.outdated,
+            "restarts": counts.restarts,
+            "overflowed": counts.overflowed,
+        }

@@ -1,6 +1,6 @@
 """What `/metrics` shows of the control, event and request planes: read from them when it is scraped.
 
-The planes count for themselves (`planes/statistics.py`), and know nothing of this page; a plane
+The planes count for themselves (`planes/control.py`, `planes/events.py`), and know nothing of this page; a plane
 that does not count has no series.
 """
 

@@ -20,6 +20,8 @@ from ..protocol.queue.jobs import (
 )
 from .control import (
     ControlPlane,
+    ControlStatistics,
+    CountsControl,
     Delete,
     Entry,
     Lease,
@@ -29,30 +31,22 @@ from .control import (
     Snapshot,
     WatchEvent,
 )
-from .events import (
-    EventPlane,
-    Message,
-    Subscription,
-)
-from .queue import WorkQueue
+from .events import CountsEvents, EventPlane, EventStatistics, Message, Subscription, WorkQueue
 from .regions import DeviceMemory, MemoryRegion, Registrable, RemoteMemory
 from .requests import (
+    CallHome,
+    InputRegistration,
     PostedRequest,
+    Registration,
     RequestPlane,
     RequestServer,
     RequestService,
-    TakeAnswer,
-)
-from .responses import (
-    CallHome,
-    InputRegistration,
-    Registration,
     ResponseChannel,
     ResponsePlane,
     ResponseSender,
+    TakeAnswer,
 )
 from .settlement import SettlementPlane
-from .statistics import ControlStatistics, CountsControl, CountsEvents, EventStatistics
 from .transfer import Mover, Transfer, TransferPlane, TransferReport
 from .transports import DataPlane, TransferChain
 

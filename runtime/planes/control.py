@@ -1,10 +1,14 @@
-"""The control plane: small data with strong consistency."""
+"""The control plane: small data with strong consistency.
+
+A plane that keeps counts has a method `statistics()`: what `/metrics` shows of outages. Counts only grow, and
+reading them costs nothing, so a scrape may do it at any time, also after the plane was closed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -137,4 +141,29 @@ class ControlPlane(Protocol):
 
     async def check_health(self) -> str:
         """One line about the store (version, address); raises if it does not answer."""
+        ...
+
+
+@attrs.frozen
+class ControlStatistics:
+    """What a control plane has met so far."""
+
+    is_connected: bool
+    """Whether the last thing heard of the store was an answer; False before the first one."""
+    watches: int
+    """Watches open now."""
+    stream_losses: int
+    """How often a stream to the store ended unasked, with watches or leases on it."""
+    resyncs: int
+    """How often a watch had to read everything again because history was gone."""
+    silence_s: float = 0.0
+    """Seconds since the store last answered; a quiet store is asked every few seconds."""
+
+
+@runtime_checkable
+class CountsControl(Protocol):
+    """A control plane that counts."""
+
+    def statistics(self) -> ControlStatistics:
+        """The counts as of now; synchronous, never fails."""
         ...

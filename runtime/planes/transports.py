@@ -12,8 +12,7 @@ import attrs
 
 from ..config.keys import is_everywhere, is_loopback, url_of
 from .events import EventPlane
-from .requests import RequestPlane, RequestServer
-from .responses import CallHome, ResponsePlane
+from .requests import CallHome, RequestPlane, RequestServer, ResponsePlane
 from .settlement import SettlementPlane
 from .transfer import TransferPlane
 from .upstreams import Upstream

@@ -21,7 +21,7 @@ from ..engines.generation import GenerationEngine
 from ..env import Env
 from ..errors import TrinamoError, UnavailableError
 from ..http.transport import HttpTransport
-from ..kv.names import share_names
+from ..kv.events import share_names
 from ..kv.transfer.engine import EngineTransfers
 from ..metrics.metrics import Metrics
 from ..metrics.planes import show_unsigned

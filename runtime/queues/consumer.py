@@ -177,23 +177,24 @@ class Consumer(Generic[T]):
 
         Raises only what a handler raises that is no `Exception`, such as `KeyboardInterrupt`.
         """
+
+        async def fill_slot() -> None:
+            while not self._is_draining.is_set():
+                asked_at, job = trio.current_time(), await self._take()
+                if job is not None:
+                    await self._work(job, asked_at)
+
+        async def bound_drain(slots: trio.CancelScope) -> None:
+            await self._is_draining.wait()
+            await trio.sleep(self._limits.drain_timeout_s)
+            slots.cancel()
+
         async with open_nursery() as nursery:
             async with open_nursery() as slots:
-                nursery.start_soon(self._bound_drain, slots.cancel_scope)
+                nursery.start_soon(bound_drain, slots.cancel_scope)
                 for _ in range(self._limits.jobs_max):
-                    slots.start_soon(self._fill_slot)
+                    slots.start_soon(fill_slot)
             nursery.cancel_scope.cancel()
-
-    async def _bound_drain(self, slots: trio.CancelScope) -> None:
-        await self._is_draining.wait()
-        await trio.sleep(self._limits.drain_timeout_s)
-        slots.cancel()
-
-    async def _fill_slot(self) -> None:
-        while not self._is_draining.is_set():
-            asked_at, job = trio.current_time(), await self._take()
-            if job is not None:
-                await self._work(job, asked_at)
 
     async def _take(self) -> LeasedJob | None:
         """One job, or None for whatever reason there is none right now."""

@@ -3,7 +3,7 @@
 A frontend answers `/status` with it (`FrontendView`), so that `trinamo status` can say something
 while etcd or NATS is away. On the port of the API it names no address and no process, because
 whoever may ask a frontend for an answer may ask for this too; on the status port it does. The
-states are those of `protocol/discovery/instances.py`, the counts those of `planes/statistics.py`.
+states are those of `protocol/discovery/instances.py`, the counts those of `planes/control.py`, `planes/events.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import logging
 import mmap
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +25,10 @@ from ..errors import (
     OverloadedError,
     RemoteProtocolError,
     TransferError,
-    TrinamoError,
     UnavailableError,
 )
-from ..kv.transfer.routes import RoutedMemory
-from ..planes import MemoryRegion, TransferPlane
+from ..kv.transfer.routes import RoutedMemory, register_with
+from ..planes import TransferPlane
 from .files import Hop, read_chunk
 from .messages import (
     WINDOW,
@@ -99,20 +97,16 @@ async def register_window(
     """
     # Not touched before it is used, so that a holder whom nobody asks pays nothing.
     window = memoryview(mmap.mmap(-1, section.chunk_bytes * WINDOW * section.peers_max))
-    regions: dict[str, MemoryRegion] = {}
-    for plane in planes:
-        try:
-            regions[plane.backend] = await plane.register(
-                window,
-                block_bytes=section.chunk_bytes,
-                fingerprint=region_fingerprint(section.chunk_bytes),
-                needs_ticket=True,
-            )
-        except TrinamoError as error:
-            _log.warning("%s does not take memory for weights: %s", plane.backend, error)
-    if not regions:
+    memory, _ = await register_with(
+        planes,
+        window,
+        block_bytes=section.chunk_bytes,
+        fingerprint=region_fingerprint(section.chunk_bytes),
+        needs_ticket=True,
+    )
+    if not memory.regions:
         raise TransferError("no transfer backend takes memory for weights")
-    return RoutedMemory(regions), window
+    return memory, window
 
 
 class Lender:
@@ -190,7 +184,9 @@ class Lender:
                 value=self._section.peers_max,
             )
         file, manifest = found
-        with self._lending(context.id, _Loan(ask.taker, manifest), self._memory) as loan:
+        loan = self._loans[context.id] = _Loan(ask.taker, manifest)
+        self._metrics.lending(len(self._loans))
+        try:
             yield HolderOpened(
                 byte_count=manifest.byte_count,
                 chunk_bytes=manifest.chunk_bytes,
@@ -221,26 +217,15 @@ class Lender:
                 offset = want.chunk * manifest.chunk_bytes
                 into = self._window[start : start + length]
                 await self._hop(partial(read_chunk, file.path, offset, into))
-                ticket = self._grant(loan, want.chunk, block, self._memory)
+                ticket = self._rng.getrandbits(_TICKET_BITS) + 1
+                loan.held[want.chunk] = (block, ticket)
+                self._memory.grant(ticket, [block], may_write=False)
                 self._metrics.lent(length)
                 yield LentChunk(chunk=want.chunk, block=block, ticket=ticket)
-
-    @contextmanager
-    def _lending(self, key: str, loan: _Loan, memory: RoutedMemory) -> Any:
-        self._loans[key] = loan
-        self._metrics.lending(len(self._loans))
-        try:
-            yield loan
         finally:
-            del self._loans[key]
+            del self._loans[context.id]
             self._metrics.lending(len(self._loans))
-            self._take_back(loan, loan.manifest.count, memory)
-
-    def _grant(self, loan: _Loan, chunk: int, block: int, memory: RoutedMemory) -> int:
-        ticket = self._rng.getrandbits(_TICKET_BITS) + 1
-        loan.held[chunk] = (block, ticket)
-        memory.grant(ticket, [block], may_write=False)
-        return ticket
+            self._take_back(loan, manifest.count, self._memory)
 
     def _take_back(self, loan: _Loan, before: int, memory: RoutedMemory) -> None:
         for chunk in [each for each in loan.held if each < before]:

@@ -183,7 +183,13 @@ class Taker:
         error: TrinamoError | None = None
         while True:
             count = partial.byte_count
-            offers = await self._offers(wanted)
+            offers: list[Offer] = []
+            try:
+                offers = await find_offers(self.control, wanted)
+            except ConfigError:
+                raise
+            except TrinamoError as away:
+                _log.warning("the control plane does not say who has weights: %s", away)
             offer = pausing.choose(offers, trio.current_time())
             if offer is not None:
                 error = await self._try(client, offer, partial)
@@ -204,15 +210,6 @@ class Taker:
                 )
             if offer is None:
                 await trio.sleep(_PAUSE_MIN_S)
-
-    async def _offers(self, wanted: MissingFile) -> list[Offer]:
-        try:
-            return await find_offers(self.control, wanted)
-        except ConfigError:
-            raise
-        except TrinamoError as error:
-            _log.warning("the control plane does not say who has weights: %s", error)
-            return []
 
     async def _try(self, client: Client, offer: Offer, partial: PartialFile) -> TrinamoError | None:
         """Take what is left from one holder; what went wrong, or None if the file is complete."""
@@ -246,9 +243,12 @@ class Taker:
             self._memory_of(manifest) as (memory, window),
             self._connected(opened.memory) as peer,
         ):
-            reading = _Reading(exchange, manifest, partial)
+            asked = partial.count
             while not partial.is_complete:
-                await reading.ask()
+                # So many chunks ahead of those that are done.
+                while asked < min(manifest.count, partial.count + WINDOW):
+                    await exchange.send(Want(asked, partial.count))
+                    asked += 1
                 lent = await self._next(exchange)
                 if not isinstance(lent, LentChunk) or lent.chunk != partial.count:
                     raise RemoteProtocolError("the holder lends another chunk than was wanted")
@@ -315,18 +315,3 @@ class Taker:
         finally:
             with trio.move_on_after(_SETTLE_S):
                 await self.router.forget(peer)
-
-
-class _Reading:
-    """What was asked for in one session: so many chunks ahead of those that are done."""
-
-    def __init__(self, exchange: Exchange[Item], manifest: Manifest, partial: PartialFile) -> None:
-        self._exchange, self._manifest, self._partial = exchange, manifest, partial
-        self._asked = partial.count
-
-    async def ask(self) -> None:
-        """Keep `WINDOW` chunks wanted while there are any."""
-        ends_at = min(self._manifest.count, self._partial.count + WINDOW)
-        while self._asked < ends_at:
-            await self._exchange.send(Want(self._asked, self._partial.count))
-            self._asked += 1

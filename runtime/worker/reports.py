@@ -4,8 +4,8 @@ An engine that keeps blocks for later requests tells all three, whoever routes t
 policy; its blocks unless `router.kv.events` is false. Others tell load and state to routers that want
 them, by the configuration, which workers and callers must share: with `router.policy` `kv`,
 `least_loaded` and `power_of_two`, and where frontends shed load. A setting that changes while the
-process runs makes it tell its load from then on. What travels is in `events/load.py`,
-`events/status.py` and `kv/events.py`.
+process runs makes it tell its load from then on. What travels is in `events/load.py`
+and `kv/events.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from ..config.router import RouterConfig
 from ..engines.generation import GenerationEngine, StandsBefore, TellsBlocks, show_engine
 from ..env import Env
 from ..errors import OverloadedError
-from ..events.load import LoadReport, LoadSource
-from ..events.status import StatusSource
+from ..events.load import LoadReport, LoadSource, StatusSource
 from ..kv.events import KvEventSource, show_source
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane

@@ -88,7 +88,7 @@ def missed(outcome: Outcome) -> Iterator[tuple[str, int, int]]:
         gaps = snapshots = 0
         if router.kv is not None and router.kv.index is not None:
             statistics = router.kv.index.statistics()
-            gaps, snapshots = statistics.gaps, statistics.snapshots
+            gaps, snapshots = statistics["gaps"], statistics["snapshots"]
         if router.reports is not None:
             follower = router.reports.loads.follower
             gaps, snapshots = gaps + follower.counts.gaps, snapshots + follower.snapshot_count

@@ -18,8 +18,8 @@ import trio
 
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.errors import ConnectError, RemoteProtocolError
+from trinamo.runtime.events.load import WorkerState
 from trinamo.runtime.events.source import event_subject, topic_of
-from trinamo.runtime.events.status import WorkerState
 from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX, EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame

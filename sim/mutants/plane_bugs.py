@@ -31,8 +31,7 @@ from trinamo.transports.nats.queue.streams import HeldJob, Leases
 from trinamo.transports.nats.requests import NatsRequestPlane
 from trinamo.transports.security import signatures
 from trinamo.transports.security.roles import Role
-from trinamo.transports.security.sealed_events import SealedEvents
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import SealedEvents, Sealer
 from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore

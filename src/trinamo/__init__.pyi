@@ -7,7 +7,7 @@ from .transports.assembly.process import (
     serve_stream as serve_stream,
     serve_unary as serve_unary,
 )
-from .transports.assembly.roles import (
+from .transports.assembly.engines import (
     serve_frontend as serve_frontend,
     serve_worker as serve_worker,
 )
@@ -30,7 +30,7 @@ from .runtime.caller.client import (
 
 # Configuration.
 from .runtime.config.config import Config as Config, load_config as load_config
-from .transports.assembly.running import running_config as running_config
+from .transports.assembly.run_file import running_config as running_config
 
 # Engines, and the models that frontends offer.
 from .runtime.engines.generation import (
@@ -82,7 +82,7 @@ from .runtime.queues.consumer import (
     open_consumer as open_consumer,
 )
 from .runtime.protocol.queue.consumer import Backoff as Backoff
-from .runtime.planes.queue import WorkQueue as WorkQueue
+from .runtime.planes.events import WorkQueue as WorkQueue
 from .runtime.protocol.queue.jobs import (
     JobOrigin as JobOrigin,
     LeasedJob as LeasedJob,

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, chat, open_cluster, start, until
-from trinamo.runtime.kv.names import KV_NAMES_PREFIX
+from trinamo.runtime.kv.events import KV_NAMES_PREFIX
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [

@@ -57,7 +57,7 @@ KNOWN = {
     "the account of a plain model, balanced by a property":
         "entered acked died expired forgotten broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
-        watches waiting_blocks refused_blocks blocks_in_flight
+        watches blocks_in_flight
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
         waiting_count""",
     "the faults of the memory planes, for tests of programs": """

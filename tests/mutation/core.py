@@ -83,7 +83,9 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/worker/test_*.py",
         "tests/runtime/caller/test_client*.py",
     ),
-    "transports/security/sealed_events.py": (
+    "transports/security/sealing.py": (
+        "tests/transports/security/test_sealing.py",
+        "properties/simulated/test_sealed_messages.py",
         "tests/attack/test_brokers.py",
         "tests/transports/security/test_signed.py",
         "properties/protocols/test_discovery_entries.py",
@@ -99,10 +101,6 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     "transports/tcp/transfer/sealed.py": (
         "tests/transports/tcp/transfer/test_pieces.py",
         "tests/transports/tcp/transfer/test_sealed.py",
-    ),
-    "transports/security/sealing.py": (
-        "tests/transports/security/test_sealing.py",
-        "properties/simulated/test_sealed_messages.py",
     ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
     "transports/tcp/unfinished.py": (

@@ -20,8 +20,7 @@ from trinamo.transports.assembly.http import Http
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.sealed_events import sealed_events
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer, sealed_events
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.tcp import (
     TcpClient,

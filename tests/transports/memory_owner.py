@@ -75,7 +75,7 @@ def open_backend(name: str, **more: Any) -> AbstractAsyncContextManager[Transfer
 
         given = {"drain_s": 3.0, "connect_timeout_s": 2.0, **given}
         return open_nixl_plane(NixlOptions(same_host=name == "nixl cma", **given))
-    from trinamo.transports.mooncake.options import MooncakeOptions
+    from trinamo.transports.mooncake.engine import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
     return open_mooncake_plane(MooncakeOptions(**{"drain_s": 0.5, **given}))

@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.openai.generate import ChatMessage, Delta, Generat
 from trinamo.runtime.sinks import Iteration
 
 from .planes import RealTransports
-from .running import running_config
+from .run_file import running_config
 
 DELTAS_MAX: Final = 256
 """Of one answer that its reader has not taken yet; then the worker waits."""

@@ -12,8 +12,7 @@ from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import Env
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes.transports import DataPlane
-from trinamo.transports.security.sealed_events import sealed_events
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import Sealer, sealed_events
 from trinamo.transports.tcp import (
     TcpOptions,
     open_client,

@@ -1,4 +1,4 @@
-"""An engine and its HTTP in one process, as one call of a program or of a script."""
+"""Roles with an engine or with HTTP, each as one call of a program or of a script: apart, for what comes with them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,50 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.logs.setup import setup_log
 from trinamo.runtime.metrics.metrics import lag_measured, show_process
+from trinamo.runtime.process import roles
 from trinamo.runtime.process.roles import FrontendReady, serve_engines
 from trinamo.runtime.process.stopping import StopRequest
 
 from .http import Http
+from .planes import RealTransports
 from .process import asked_to_stop
+
+
+async def serve_worker(
+    engine: GenerationEngine | Sequence[GenerationEngine],
+    *,
+    config: Config | None = None,
+    ready: Callable[[roles.WorkerReady], object] = lambda _: None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve the model of `engine` to all frontends until it is asked to stop; then leave in order.
+
+    As `trinamo worker` does: under the name of `worker.namespace`, `component` and `endpoint`, with
+    a status port. Of several engines each has an endpoint of its own, called after its model. The engine stays open, and yours. `ready` is called once the model can be found.
+    What asks to stop, and what is raised, is as for `serve_stream` and `open_runtime`.
+    """
+    async with asked_to_stop(stop) as asked:
+        await roles.serve_worker(
+            config or load_config(), RealEnv(), RealTransports(), engine, asked, ready=ready
+        )
+
+
+async def serve_frontend(
+    *,
+    config: Config | None = None,
+    ready: Callable[[roles.FrontendReady], object] = lambda _: None,
+    stop: StopRequest | None = None,
+) -> None:
+    """Serve the OpenAI HTTP API for all models that are found until it is asked to stop; then drain.
+
+    As `trinamo frontend` does; `ready` is called with its URL once it answers. What asks to stop,
+    and what is raised, is as for `serve_stream` and `open_runtime`.
+    """
+    async with asked_to_stop(stop) as asked:
+        await roles.serve_frontend(
+            config or load_config(), RealEnv(), RealTransports(), asked, ready=ready
+        )
+
 
 AnyEngine = EngineDefinition | GenerationEngine | Callable[..., Any]
 """What `trinamo.engine` has made, what it would take, or an engine that is open already."""
@@ -54,7 +93,10 @@ async def serve(
     Raises:
         ConfigError: An engine cannot be opened, or the port is taken; the sentence says why.
     """
-    config = _listening(config or load_config(), port, host)
+    config = config or load_config()
+    changes = {name: it for name, it in (("port", port), ("host", host)) if it is not None}
+    http = msgspec.structs.replace(config.http, **changes)
+    config = msgspec.structs.replace(config, http=http)
     env = RealEnv()
     metrics = FrontendMetrics(env)
     show_process(metrics, "frontend")
@@ -86,13 +128,6 @@ def run(
     if not logging.getLogger().handlers:
         setup_log(config.log)
     trio.run(partial(serve, engine, port=port, host=host, config=config))
-
-
-def _listening(config: Config, port: int | None, host: str | None) -> Config:
-    given = {"port": port, "host": host}
-    changes = {name: value for name, value in given.items() if value is not None}
-    http = msgspec.structs.replace(config.http, **changes)
-    return msgspec.structs.replace(config, http=http)
 
 
 async def _opened(engine: AnyEngine, stack: AsyncExitStack) -> GenerationEngine:

@@ -110,7 +110,7 @@ def _open_nixl(
 def _open_mooncake(
     section: DataPlaneConfig, tcp: TransferPlane[TcpMover], env: Env, *, has_rdma: bool
 ) -> AbstractAsyncContextManager[TransferPlane]:
-    from trinamo.transports.mooncake.options import MooncakeOptions
+    from trinamo.transports.mooncake.engine import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane
 
     options = MooncakeOptions.of(

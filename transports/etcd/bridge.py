@@ -18,7 +18,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -44,7 +44,6 @@ class GrpcStream:
         self._reader.start()
 
     def send_nowait(self, *requests: Any) -> None:
-        """Queue requests, in order. Raises `StreamLostError` if far too many are waiting."""
         # A stuck stream is cut after a silence of seconds, so the bound is only reached when
         # something opens watches without end; then a new stream is the remedy as well.
         if self._requests.qsize() >= REQUESTS_MAX:
@@ -53,7 +52,6 @@ class GrpcStream:
             self._requests.put(request)
 
     async def receive(self) -> list[Any]:
-        """See `Stream.receive`."""
         try:
             replies = [await self._receive.receive()]
         except trio.EndOfChannel:
@@ -98,16 +96,6 @@ class GrpcStream:
     def _end(self) -> None:
         self._send.close()
         self._ended.set()
-
-
-@asynccontextmanager
-async def open_stream(method: Any, *, metadata: Metadata) -> AsyncIterator[GrpcStream]:
-    """Open a stream of `method` for as long as inside. It connects in the background."""
-    stream = GrpcStream(method, metadata)
-    try:
-        yield stream
-    finally:
-        await stream.close()
 
 
 def status_of(error: Any) -> StatusError:
@@ -203,7 +191,6 @@ class GrpcChannel:
     async def call(
         self, name: str, request: Any, *, timeout_s: float, metadata: Metadata, waits: bool = False
     ) -> Any:
-        """See `Channel.call`."""
         method = self._method(name, is_stream=False)
         try:
             return await self._bridge.call_unary(
@@ -212,12 +199,13 @@ class GrpcChannel:
         except grpc.RpcError as error:
             raise status_of(error) from None
 
-    def open_stream(
-        self, name: str, *, metadata: Metadata
-    ) -> contextlib.AbstractAsyncContextManager[Stream]:
-        """See `Channel.open_stream`."""
-        return open_stream(self._method(name, is_stream=True), metadata=metadata)
+    @contextlib.asynccontextmanager
+    async def open_stream(self, name: str, *, metadata: Metadata) -> AsyncIterator[Stream]:
+        stream = GrpcStream(self._method(name, is_stream=True), metadata)
+        try:
+            yield stream
+        finally:
+            await stream.close()
 
     def close(self) -> None:
-        """See `Channel.close`."""
         self._channel.close()

@@ -168,11 +168,6 @@ class EtcdClient:
             )
             self._token = answer.reply.token
 
-    @property
-    def token(self) -> str:
-        """The token in use, empty before the first call."""
-        return self._token
-
     async def _repeat(
         self,
         name: str,

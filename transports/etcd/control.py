@@ -56,7 +56,6 @@ class EtcdControlPlane:
         self._leases = LeaseKeeper(client)
 
     async def get(self, key: str) -> Entry | None:
-        """See `ControlPlane.get`."""
         reply = await self._client.read("Range", wire.RangeRequest(key=_key(key)))
         return entry_of(reply.kvs[0]) if reply.kvs else None
 
@@ -160,7 +159,6 @@ class EtcdControlPlane:
         return line
 
     def statistics(self) -> ControlStatistics:
-        """See `CountsControl.statistics`."""
         return ControlStatistics(
             is_connected=self._client.is_connected,
             watches=len(self._watches.table),

@@ -15,10 +15,9 @@ from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
-    find_validity,
-    first_of,
     locked_key,
     read_pem,
+    validity_of,
 )
 
 PROTOCOLS: Final = ("h2", "http/1.1")
@@ -77,7 +76,7 @@ def _load(config: HttpTlsConfig) -> _Loaded:
             raise ConfigError(
                 f"http.tls.client_ca_file: {config.client_ca_file} holds no certificate as PEM"
             ) from error
-    return _Loaded(context, *find_validity(first_of(chain)))
+    return _Loaded(context, *validity_of(chain))
 
 
 def _no_password() -> str:

@@ -96,21 +96,17 @@ class MemoryControlPlane:
         self.faults = ControlFaults() if faults is None else faults
 
     async def get(self, key: str) -> Entry | None:
-        """See `ControlPlane.get`."""
         return await self._read(lambda now: self.store.get(key, now=now))
 
     async def range(self, prefix: str) -> Snapshot:
-        """See `ControlPlane.range`."""
         return await self._read(lambda now: self.store.range(prefix, now=now))
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
-        """See `ControlPlane.put`."""
         return await self._write(lambda now: self.store.put(key, value, lease_id=lease_id, now=now))
 
     async def compare_and_put(
         self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
     ) -> PutOutcome:
-        """See `ControlPlane.compare_and_put`."""
         return await self._write(
             lambda now: self.store.compare_and_put(
                 key, value, mod_revision=mod_revision, lease_id=lease_id, now=now
@@ -118,11 +114,9 @@ class MemoryControlPlane:
         )
 
     async def delete(self, key: str) -> bool:
-        """See `ControlPlane.delete`."""
         return await self._write(lambda now: self.store.delete(key, now=now))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """See `ControlPlane.delete_prefix`."""
         return await self._write(lambda now: self.store.delete_prefix(prefix, now=now))
 
     async def grant_lease(self, ttl_s: float) -> Lease:
@@ -130,11 +124,9 @@ class MemoryControlPlane:
         return await self._write(lambda now: self.store.grant_lease(ttl_s, now=now))
 
     async def keep_alive(self, lease_id: int) -> float:
-        """See `ControlPlane.keep_alive`."""
         return await self._read(lambda now: self.store.keep_alive(lease_id, now=now))
 
     async def revoke_lease(self, lease_id: int) -> None:
-        """See `ControlPlane.revoke_lease`."""
         await self._write(lambda now: self.store.revoke_lease(lease_id, now=now))
 
     @asynccontextmanager

@@ -258,7 +258,6 @@ class MemoryEventPlane:
     async def subscribe(
         self, subject: str, *, group: str = "", pending_max: int = 4096
     ) -> AsyncIterator[MemorySubscription]:
-        """Receive what is published from now on; one member per message within a `group`."""
         check_pattern(subject, group)
         await trio.lowlevel.checkpoint()
         with self._broker.attach(subject, group=group, pending_max=pending_max) as subscription:
@@ -304,7 +303,6 @@ class MemoryEventPlane:
         )
 
     async def work_queue_names(self) -> list[str]:
-        """The work queues there are, sorted."""
         await trio.lowlevel.checkpoint()
         return self._broker.queues.names
 

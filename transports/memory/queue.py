@@ -42,7 +42,7 @@ class MemoryQueues:
         self.is_running = True
         self.changed = trio.Event()
         self._models: dict[str, WorkQueueModel] = {}
-        self._tokens = itertools.count(1)
+        self.tokens = itertools.count(1)
 
     @property
     def names(self) -> list[str]:
@@ -60,10 +60,6 @@ class MemoryQueues:
         elif limits is not None:
             model.limits = limits
         return model
-
-    def fresh_token(self) -> str:
-        """A token no lease has had."""
-        return f"{next(self._tokens):x}"
 
     def set_running(self, is_running: bool) -> None:  # noqa: FBT001 -- a fact, not an option
         """The broker went away or came back."""
@@ -104,7 +100,7 @@ class MemoryWorkQueue:
         give_up_at = trio.current_time() + wait_s
         while True:
             if self._queues.is_running:
-                job = self._model.take(self._queues.fresh_token(), now=trio.current_time())
+                job = self._model.take(f"{next(self._queues.tokens):x}", now=trio.current_time())
                 if job is not None:
                     return job
                 due = self._model.next_due()

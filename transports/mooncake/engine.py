@@ -1,4 +1,6 @@
-"""The engine's Python binding with our errors. Every call may block: only call it from a thread.
+"""The engine's Python binding with our errors, and what an operator may set about it.
+
+Every call of the engine may block: only call it from a thread.
 
 The engine answers with numbers: 0, or a negative one that seldom says why. So addresses are checked
 before, and after a failure a probe tells a peer that is gone from one that refused.
@@ -11,9 +13,11 @@ import importlib
 import os
 import re
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
 
+from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import (
     BackendMissingError,
     ConfigError,
@@ -26,6 +30,69 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.protocol.transfer.description import Direction
 from trinamo.transports.one_sided.memory import Memory
+
+SLICES_MAX: Final = 512
+"""Ranges of one call. Over TCP more than 1,024 were refused, and sometimes the engine with them."""
+FORCE_TCP: Final = "MC_FORCE_TCP"
+
+
+class MooncakeOptions(MooncakeConfig, frozen=True, kw_only=True):
+    """The section `data_plane.mooncake`, and what others say of every backend."""
+
+    host: str = "127.0.0.1"
+    """The address that peers reach us at; the engine listens on all of them."""
+    connect_timeout_s: float = 5.0
+    drain_s: float = 6.0
+    """How long forgetting, deregistering and closing wait for calls that cannot be stopped."""
+    chunk_bytes: int = 16 << 20
+    """What is moved between two looks at the peer's access page."""
+
+
+def choose_path(
+    options: MooncakeOptions,
+    environment: Mapping[str, str],
+    adapters: Path = Path("/sys/class/infiniband"),
+) -> Literal["rdma", "tcp"]:
+    """What the engine will really run over; `ConfigError` for what it would not say.
+
+    Of these `BackendMissingError` is for a device that is not there, which others do without.
+
+    Left to itself it takes TCP where there is no RDMA device, without a word, and takes
+    `MC_FORCE_TCP=0` for a yes.
+    """
+    forced = environment.get(FORCE_TCP)
+    if options.protocol == "tcp" or forced == "1":
+        return "tcp"
+    if forced is not None:
+        raise ConfigError(
+            f"{FORCE_TCP}={forced} makes Mooncake use TCP, as any value does, and "
+            "mooncake.protocol is rdma: unset the variable, or set protocol to tcp"
+        )
+    there = sorted(each.name for each in adapters.iterdir()) if adapters.is_dir() else []
+    if not there:
+        raise BackendMissingError("mooncake.protocol is rdma, and this machine has no RDMA device")
+    if options.device is not None and options.device not in there:
+        raise BackendMissingError(
+            f"mooncake.device: there is no RDMA device {options.device!r} here; "
+            f"there are: {', '.join(there)}"
+        )
+    return "rdma"
+
+
+def engine_environment(options: MooncakeOptions, path: Literal["rdma", "tcp"]) -> dict[str, str]:
+    """The variables that must be set before the engine is made."""
+    found = {
+        "MC_TRANSFER_TIMEOUT": str(options.transfer_timeout_s),
+        # The engine's own bound on waiting slices fails a whole batch when it is reached.
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+        # A connection per transfer runs out of ports.
+        "MC_TCP_ENABLE_CONNECTION_POOL": "true",
+    }
+    if path == "tcp":
+        found[FORCE_TCP] = "1"
+    return found
+
 
 Told = tuple[str, bytes]
 """Who says it, as it says, and what."""
@@ -51,21 +118,22 @@ def session_of(address: bytes) -> str:
     return address.decode("ascii")
 
 
-def create_engine(
-    host: str, path: str, device: str, environment: dict[str, str], *, timeout_s: float
-) -> Engine:
-    """An engine that listens; `ConfigError` if it cannot be made.
+def make_engine(options: MooncakeOptions) -> Engine:
+    """An engine that listens; `ConfigError` if it cannot be made. Blocks for up to two seconds.
 
     Variables that the operator has set stay as they are. They are read when an engine is made, and
     some only by the first one of a process.
     """
-    for name, value in environment.items():
+    path = choose_path(options, os.environ)
+    for name, value in engine_environment(options, path).items():
         os.environ.setdefault(name, value)
+    device = (options.device or "") if path == "rdma" else ""
     library = import_library()
     engine = library.TransferEngine()
-    if engine.initialize(host, "P2PHANDSHAKE", path, device) != 0:
-        raise ConfigError(f"Mooncake cannot listen at {host} over {path} {device}".rstrip())
-    return Engine(library, engine, f"{host}:{engine.get_rpc_port()}", timeout_s=timeout_s)
+    if engine.initialize(options.host, "P2PHANDSHAKE", path, device) != 0:
+        raise ConfigError(f"Mooncake cannot listen at {options.host} over {path} {device}".rstrip())
+    session = f"{options.host}:{engine.get_rpc_port()}"
+    return Engine(library, engine, session, timeout_s=options.transfer_timeout_s)
 
 
 class Engine:
@@ -106,26 +174,12 @@ class Engine:
         here: Sequence[int],
         there: Sequence[int],
         lengths: Sequence[int],
+        note: Any = None,
     ) -> None:
-        """Move ranges, at most `SLICES_MAX`; blocks until they have moved or the call failed."""
-        self._call(session, direction, here, there, lengths, None)
+        """Move ranges, at most `SLICES_MAX`; blocks until they have moved or the call failed.
 
-    def tell(self, session: str, ours: int, page: int, told: Told) -> None:
-        """Notify the peer; the word read at `page` carries it."""
-        name, notice = told
-        text = base64.b64encode(notice).decode("ascii")
-        note = self._library.TransferNotify(name, text)
-        self._call(session, Direction.READ, [ours], [page], [8], note)
-
-    def _call(
-        self,
-        session: str,
-        direction: Direction,
-        here: Sequence[int],
-        there: Sequence[int],
-        lengths: Sequence[int],
-        note: Any,
-    ) -> None:
+        A `note` reaches the peer with them.
+        """
         operations = self._library.TransferOpcode
         operation = operations.Read if direction is Direction.READ else operations.Write
         started = time.perf_counter()
@@ -134,6 +188,12 @@ class Engine:
         )
         if answer:
             raise self._reason(session, answer, time.perf_counter() - started)
+
+    def tell(self, session: str, ours: int, page: int, told: Told) -> None:
+        """Notify the peer; the word read at `page` carries it."""
+        name, notice = told
+        note = self._library.TransferNotify(name, base64.b64encode(notice).decode("ascii"))
+        self.move(session, Direction.READ, [ours], [page], [8], note)
 
     def _reason(self, session: str, answer: int, duration_s: float) -> TrinamoError:
         if duration_s >= self._timeout_s - 1:

@@ -18,8 +18,14 @@ from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemo
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
 from trinamo.transports.one_sided.steps import BackendJob, unheard_of
 
-from .engine import Engine, Told, create_engine, session_of
-from .options import MooncakeOptions, choose_path, engine_environment
+from .engine import (
+    Engine,
+    MooncakeOptions,
+    Told,
+    choose_path,
+    make_engine,
+    session_of,
+)
 from .workers import Workers
 
 _log = logging.getLogger("trinamo.mooncake")
@@ -145,18 +151,6 @@ class MooncakeBackend:
     def _keep(self) -> None:
         """Until the process ends: the engine, and all memory that jobs of ours may still move."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-
-
-def make_engine(options: MooncakeOptions) -> Engine:
-    """An engine that listens, for `open_mooncake_plane`; blocks for up to two seconds."""
-    path = choose_path(options, os.environ)
-    return create_engine(
-        options.host,
-        path,
-        (options.device or "") if path == "rdma" else "",
-        engine_environment(options, path),
-        timeout_s=options.transfer_timeout_s,
-    )
 
 
 @asynccontextmanager

@@ -27,8 +27,7 @@ from trinamo.runtime.protocol.transfer.description import Direction, runs
 from trinamo.transports.one_sided.memory import SLOT_BYTES
 from trinamo.transports.one_sided.steps import BackendJob, MoveBlocks, ReadPage, Step, Tell
 
-from .engine import Engine, Told, session_of
-from .options import SLICES_MAX
+from .engine import SLICES_MAX, Engine, Told, session_of
 
 _log = logging.getLogger("trinamo.mooncake")
 _CONNECTIONS: Final = 4

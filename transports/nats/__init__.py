@@ -4,8 +4,7 @@
 `plane.py` first, then `island.py` for how nats-py lives beside trio, then `requests.py`.
 """
 
-from .opening import open_nats
-from .plane import NatsEventPlane, NatsSubscription
+from .plane import NatsEventPlane, NatsSubscription, open_nats
 from .requests import NatsRequestPlane, NatsRequestServer
 
 __all__ = [

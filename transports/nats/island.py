@@ -30,7 +30,7 @@ from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
 from .client import CONNECTION_ERRORS, NatsClient, abort, say_goodbye, settle, wait_for
-from .opening import NatsOptions
+from .options import NatsOptions
 from .outbox import Interest, Line
 
 with warnings.catch_warnings():

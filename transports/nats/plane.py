@@ -7,19 +7,23 @@ Work queues on JetStream are in `nats/queue/work_queue.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
 import attrs
 import trio
 
-from trinamo.runtime.env import Env
-from trinamo.runtime.errors import ConnectError, DeadlineError, UnavailableError
+from trinamo.runtime.config.planes import NatsConfig, need_servers
+from trinamo.runtime.env import Env, RealEnv
+from trinamo.runtime.errors import ConfigError, ConnectError, DeadlineError, UnavailableError
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
 from trinamo.runtime.planes.subjects import check_message, check_pattern
 from trinamo.transports.security.sealing import Sealer
 
+from .options import NatsOptions, tls_context
 from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import open_work_queue
@@ -73,7 +77,7 @@ class NatsSubscription:
 
 
 class NatsEventPlane:
-    """An open connection to NATS; made by `open_nats` of `opening.py`."""
+    """An open connection to NATS; made by `open_nats`."""
 
     def __init__(
         self, line: Line, *, inbox: str, env: Env, sealer: Sealer, stream_replicas: int = 1
@@ -114,7 +118,6 @@ class NatsEventPlane:
         return self._line.outbox.dropped
 
     def statistics(self) -> EventStatistics:
-        """See `CountsEvents.statistics`."""
         return EventStatistics(
             is_connected=self._line.is_connected,
             connections=self._line.connection_count,
@@ -221,7 +224,6 @@ class NatsEventPlane:
             yield queue
 
     async def work_queue_names(self) -> list[str]:
-        """The work queues there are, sorted."""
         self._check_open()
         return await list_work_queues(self, rng=self._env.rng)
 
@@ -264,3 +266,57 @@ class NatsEventPlane:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConnectError("this connection to NATS was closed")
+
+
+@asynccontextmanager
+async def open_nats(
+    servers: str | Sequence[str],
+    section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
+    *,
+    tls: ssl.SSLContext | None = None,
+    env: Env | None = None,
+    sealer: Sealer | None = None,
+) -> AsyncIterator[NatsEventPlane]:
+    """Connect to one of `servers` (`nats://host:port`, `tls://…`) and hold the connection.
+
+    Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own. `sealer`
+    seals the jobs of work queues; without one they go as they are.
+    Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
+    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
+    Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
+    64 MiB wait. A server that leaves two pings unanswered counts as gone.
+
+    With `tls`, or an address of `tls://`, a server that offers no TLS is sent nothing, not even a
+    greeting: opening raises `ConnectError`, and later the plane stays away.
+
+    Leaving, also by cancellation, takes at most `drain_timeout_s` and a second. Several planes may
+    be open in one process.
+    """
+    # nats-py brings asyncio along, which nobody pays for who only simulates.
+    from .island import Island  # noqa: PLC0415
+
+    addresses = (servers,) if isinstance(servers, str) else tuple(servers)
+    if not addresses:
+        raise ConfigError("no NATS server is given")
+    try:
+        need_servers(addresses)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    env = env or RealEnv()
+    options = NatsOptions(addresses, section, tls or tls_context(section.tls))
+    island = Island(options, rng=env.rng)
+    plane = NatsEventPlane(
+        island,
+        inbox=f"_INBOX.{env.rng.getrandbits(128):032x}",
+        env=env,
+        sealer=sealer or Sealer([], env.rng),
+        stream_replicas=section.stream_replicas,
+    )
+    async with open_nursery() as nursery:
+        nursery.start_soon(island.run)
+        try:
+            await island.wait_open()
+            yield plane
+        finally:
+            plane.close()
+            island.close()

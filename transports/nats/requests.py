@@ -272,18 +272,19 @@ class NatsRequestPlane:
 
     def probe(self, address: str, envelope: Envelope, waiting: trio.CancelScope) -> None:
         """End a wait for the answer to `envelope` unless somebody at `address` answers a probe soon."""
-        self._nursery.start_soon(self._probe, address, envelope, waiting)
 
-    async def _probe(self, address: str, envelope: Envelope, waiting: trio.CancelScope) -> None:
-        probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
-        sealed = self.sealed(address, encode_envelope(probe))
-        try:
-            await self.ask(address, sealed, PROBE_PATIENCE_S, on_nobody=lambda: None)
-        except DeadlineError as error:
-            if not error.definite:
-                waiting.cancel()
-        except TrinamoError:
-            pass  # It never left, so that no answer came says nothing.
+        async def ask() -> None:
+            probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
+            sealed = self.sealed(address, encode_envelope(probe))
+            try:
+                await self.ask(address, sealed, PROBE_PATIENCE_S, on_nobody=lambda: None)
+            except DeadlineError as error:
+                if not error.definite:
+                    waiting.cancel()
+            except TrinamoError:
+                pass  # It never left, so that no answer came says nothing.
+
+        self._nursery.start_soon(ask)
 
     async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
         """Return: a broker is always asked."""

@@ -52,45 +52,6 @@ class Command(Protocol):
         """Do it or, where there is no thread any more, say so to whoever waits."""
 
 
-class Commands:
-    """Put from any thread, taken by one."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        # Held only to put a command, or to say that there is nobody to take it any more.
-        self._gate = threading.Lock()
-        self._has_ended = False
-
-    def put(self, command: Command) -> None:
-        """Have it done by the thread; told at once, here, if that has ended."""
-        with self._gate:
-            if not self._has_ended:
-                self._queue.put(command)
-                return
-        command(is_served=False)
-
-    def take(self, timeout_s: float) -> Command | None:
-        """The next one; None if none comes in time. 0 does not wait."""
-        try:
-            return self._queue.get(timeout=timeout_s) if timeout_s else self._queue.get_nowait()
-        except queue.Empty:
-            return None
-
-    def obey(self, command: Command) -> None:
-        """Do one; what it raises is logged, and no other's business."""
-        try:
-            command(is_served=True)
-        except Exception:  # noqa: BLE001 -- the next one is somebody else's
-            _log.exception("a call of NIXL failed, and nobody waits for it")
-
-    def end(self) -> None:
-        """There is no thread any more: whoever waits is told, now and from now on."""
-        with self._gate:
-            self._has_ended = True
-        while (command := self.take(0)) is not None:
-            command(is_served=False)
-
-
 def wake_up(*, is_served: bool) -> None:
     """A command that does nothing."""
 
@@ -141,7 +102,10 @@ class ProgressThread:
         self._spins, self._poll_s = spins, notification_poll_s
         self._on_told = on_told
         self._token = trio.lowlevel.current_trio_token()
-        self._commands = Commands()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # Held only to put a command, or to say that there is nobody to take it any more.
+        self._gate = threading.Lock()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         # Held by whoever calls the library: nearly always the thread.
         self._lock = threading.Lock()
@@ -176,13 +140,13 @@ class ProgressThread:
             finally:
                 self._lock.release()
             if not finished:
-                self._commands.put(wake_up)
+                self._put(wake_up)
             # What is submitted because this one has finished goes to the thread, lest we recurse.
             self._is_delivering = True
             self._deliver(finished, {})
             self._is_delivering = False
         else:
-            self._commands.put(partial(self._begin, job))
+            self._put(partial(self._begin, job))
 
     async def call(self, function: Callable[[], _T]) -> _T:
         """Run `function` in the thread. Cancelled, it is run all the same.
@@ -205,7 +169,7 @@ class ProgressThread:
                 errors.append(as_ours(error))
             self._wake(done.set)
 
-        self._commands.put(run)
+        self._put(run)
         await done.wait()
         if errors:
             raise errors[0]
@@ -218,17 +182,25 @@ class ProgressThread:
             if is_served:
                 function()
 
-        self._commands.put(run)
+        self._put(run)
 
     def stop(self) -> None:
         """Ask the thread to end. Jobs that are under way are left as they are."""
         self._is_stopping = True
-        self._commands.put(wake_up)
+        self._put(wake_up)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end; blocks. Whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _put(self, command: Command) -> None:
+        """Have it done by the thread; told at once, here, if that has ended."""
+        with self._gate:
+            if not self._has_ended:
+                self._commands.put(command)
+                return
+        command(is_served=False)
 
     @property
     def is_idle(self) -> bool:
@@ -248,7 +220,20 @@ class ProgressThread:
             while not self._is_stopping:
                 looks = 0 if self._look(looks) else looks + 1
         finally:
-            self._commands.end()  # Whatever ended it: nobody waits for a thread that is no more.
+            # Whatever ended it: nobody waits for a thread that is no more, now or from now on.
+            with self._gate:
+                self._has_ended = True
+            while (command := self._take(0)) is not None:
+                command(is_served=False)
+
+    def _take(self, timeout_s: float) -> Command | None:
+        """The next command; None if none comes in time. 0 does not wait."""
+        try:
+            if timeout_s:
+                return self._commands.get(timeout=timeout_s)
+            return self._commands.get_nowait()
+        except queue.Empty:
+            return None
 
     def _look(self, looks: int) -> bool:
         """Do what there is to do; whether there was anything."""
@@ -256,7 +241,10 @@ class ProgressThread:
         with self._lock:
             is_busy = command is not None
             while command is not None:
-                self._commands.obey(command)
+                try:
+                    command(is_served=True)
+                except Exception:  # noqa: BLE001 -- the next one is somebody else's
+                    _log.exception("a call of NIXL failed, and nobody waits for it")
                 command = self._next(0)
             is_busy |= self._turn()
             finished, self._finished = self._finished, []
@@ -277,11 +265,11 @@ class ProgressThread:
     def _next(self, looks: int) -> Command | None:
         """The next command, waited for as long as nothing else needs a look."""
         if self._ready or looks == 0 or (self._under_way and (self._spins or looks < _LOOKS)):
-            return self._commands.take(0)
+            return self._take(0)
         pause_s = self._poll_s
         if self._under_way:
             pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(looks - _LOOKS, 10))
-        return self._commands.take(pause_s)
+        return self._take(pause_s)
 
     def _turn(self) -> bool:
         """Take the steps that can be taken; whether there were any."""

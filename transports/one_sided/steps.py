@@ -10,6 +10,7 @@ Who submits them is `mover.py`; the page is `protocol/transfer/access_page.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol
 
@@ -66,36 +67,30 @@ Step = ReadPage | MoveBlocks | Tell
 Steps = Generator[Step, None, None]
 
 
-class BackendJob(Protocol):
+class BackendJob(ABC):
     """What a backend runs: its steps in order, one at a time."""
 
-    @property
-    def incarnation(self) -> str:
+    is_small = False
+    """Whether all its steps together are so short that the event loop may take them."""
+
+    def __init__(
+        self, incarnation: str, slot: int, steps: Steps, give_back: Callable[[int], None]
+    ) -> None:
+        self.incarnation = incarnation
         """The peer it is with."""
-        ...
-
-    @property
-    def slot(self) -> int:
+        self.slot = slot
         """Which scratch slot is its own."""
-        ...
-
-    @property
-    def is_small(self) -> bool:
-        """Whether all its steps together are so short that the event loop may take them."""
-        ...
-
-    @property
-    def steps(self) -> Steps:
+        self.steps = steps
         """Called from the backend's thread only; an error of a step is not thrown in."""
-        ...
+        self._give_back = give_back
 
+    @abstractmethod
     def fail(self, error: TrinamoError) -> None:
         """It is over, but a step may still be under way: `finish` follows, or never does."""
-        ...
 
+    @abstractmethod
     def finish(self, error: TrinamoError | None) -> None:
         """No step is under way any more, nor will be. Called once, in trio's thread."""
-        ...
 
 
 class Backend(Protocol):
@@ -200,10 +195,8 @@ def _admit(transfer: Transfer, slot: memoryview, blocks: Sequence[int]) -> Steps
     check_bitmap(slot, blocks)
 
 
-class Look:
+class Look(BackendJob):
     """A job that only reads the page, to see who answers."""
-
-    is_small = False
 
     def __init__(
         self,
@@ -212,10 +205,7 @@ class Look:
         view: memoryview,
         give_back: Callable[[int], None],
     ) -> None:
-        self._give_back = give_back
-        self.incarnation = remote.description.incarnation
-        self.slot = slot
-        self.steps: Steps = self._take(remote, view)
+        super().__init__(remote.description.incarnation, slot, self._take(remote, view), give_back)
         self.error: TrinamoError | None = None
         self.done = trio.Event()
 
@@ -234,7 +224,7 @@ class Look:
         self.done.set()
 
 
-class Move:
+class Move(BackendJob):
     """The job of one transfer; once that is over it takes no further step, but ends the one it is at."""
 
     def __init__(
@@ -245,11 +235,10 @@ class Move:
         chunk_blocks: int,
         give_back: Callable[[int], None],
     ) -> None:
-        self._transfer, self._give_back = transfer, give_back
-        self.incarnation = transfer.there.incarnation
-        self.slot = slot
+        steps = take_steps(transfer, view, chunk_blocks)
+        super().__init__(transfer.there.incarnation, slot, steps, give_back)
+        self._transfer = transfer
         self.is_small = transfer.byte_count <= SMALL_BYTES and transfer.local.synchronize is None
-        self.steps: Steps = take_steps(transfer, view, chunk_blocks)
 
     def fail(self, error: TrinamoError) -> None:
         self._transfer.fail(error)

@@ -108,15 +108,12 @@ class Fleet:
             )
 
     def session(self, *, dials: bool) -> TlsSession:
-        """See `Shown`."""
         return session_of(self.certificate.contexts, dials=dials)
 
     def peer_of(self, session: TlsSession) -> list[str]:
-        """See `Shown`."""
         return names_of(session, self._env.clock.wall())
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
-        """See `Shown`."""
         roles, wanted = roles_in(peer), DIALS[purpose]
         if not roles & wanted:
             raise ConnectError(
@@ -171,7 +168,13 @@ def fleet_certificate(
         )
     try:
         contexts = contexts_of(certificate_text.encode(), key_text.encode(), authority_text)
-        _try_out(contexts)
+        # Shake hands with ourselves, as both ends; `ssl.SSLError` is what others would raise.
+        dials, listens = (session_of(contexts, dials=each) for each in (True, False))
+        data, is_done = b"", False
+        while not is_done:
+            dials.shake(data)
+            is_done = listens.shake(dials.pending())
+            data = listens.pending()
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", "") or error.reason
         raise _fault(
@@ -221,13 +224,3 @@ def _uris(certificate: x509.Certificate) -> list[str]:
     except x509.ExtensionNotFound:
         return []
     return names.value.get_values_for_type(x509.UniformResourceIdentifier)
-
-
-def _try_out(contexts: Contexts) -> None:
-    """Shake hands with ourselves, as both ends; `ssl.SSLError` is what others would raise."""
-    dials, listens = (session_of(contexts, dials=each) for each in (True, False))
-    data, is_done = b"", False
-    while not is_done:
-        dials.shake(data)
-        is_done = listens.shake(dials.pending())
-        data = listens.pending()

@@ -259,14 +259,12 @@ class Identity:
         return session_of(self._contexts, dials=dials)
 
     def peer_of(self, session: TlsSession) -> list[str]:
-        """See `Shown`."""
         return names_of(session, self._env.clock.wall())
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         """See `Shown`: all members are equal."""
 
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
-        """See `Shown`."""
         if [*peer] != [purpose.uri(name)]:
             said = ", ".join(peer) or "nothing"
             raise ImpostorError(f"it calls itself {name!r}, but its certificate says {said}")

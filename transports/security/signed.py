@@ -86,24 +86,20 @@ class SignedControlPlane:
         return getattr(self._plane, name)
 
     async def get(self, key: str) -> Entry | None:
-        """See `ControlPlane.get`."""
         entry = await self._plane.get(key)
         return None if entry is None else self._read(entry)
 
     async def range(self, prefix: str) -> Snapshot:
-        """See `ControlPlane.range`."""
         found = await self._plane.range(prefix)
         return Snapshot(found.revision, await self._read_all(found.entries))
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
-        """See `ControlPlane.put`."""
         signed = self._signed(key, value, lease_id)
         return await self._plane.put(key, signed, lease_id=lease_id)
 
     async def compare_and_put(
         self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
     ) -> PutOutcome:
-        """See `ControlPlane.compare_and_put`."""
         return await self._plane.compare_and_put(
             key,
             self._signed(key, value, lease_id),
@@ -113,7 +109,6 @@ class SignedControlPlane:
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """See `ControlPlane.watch`."""
         async with self._plane.watch(prefix) as events:
             yield _Read(events, self.read)
 

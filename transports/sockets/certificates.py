@@ -7,10 +7,7 @@ under way are not touched. What this file does not do: say what is in a context.
 from __future__ import annotations
 
 import logging
-import re
-import ssl
 import stat
-from calendar import timegm
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -23,8 +20,6 @@ from trinamo.runtime.metrics.metrics import Metrics
 
 WARNED_S: Final = 7 * 86400.0
 """So long before its end the log warns of a certificate, or in the last quarter of a shorter one's time."""
-_PEM_END: Final = "-----END CERTIFICATE-----"
-_PEM_START: Final = "-----BEGIN CERTIFICATE-----"
 
 
 class Expires(Protocol):
@@ -157,70 +152,13 @@ def key_faults(key: str, name: str | None) -> list[str]:
     return []
 
 
-def first_of(chain: str) -> bytes:
-    """The first certificate of PEM text, as DER. Raises `ValueError` if there is none."""
-    first = chain[chain.index(_PEM_START) : chain.index(_PEM_END)] + _PEM_END
-    return ssl.PEM_cert_to_DER_cert(first)
+def validity_of(chain: str) -> tuple[float, float]:
+    """From when to when the first certificate of PEM text is valid, in seconds since 1970.
 
-
-SEQUENCE: Final = 0x30
-EXPLICIT_VERSION: Final = 0xA0
-UTC_TIME: Final = 0x17
-GENERALIZED_TIME: Final = 0x18
-_TIME: Final = re.compile(rb"(\d{2}|\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
-_CENTURY_STARTS: Final = 50
-"""A year of two digits below this is of the 2000s (RFC 5280, section 4.1.2.5.1)."""
-
-
-def find_validity(der: bytes) -> tuple[float, float]:
-    """From when to when a certificate is valid, in seconds since 1970 (RFC 5280, section 4.1).
-
-    Python's `ssl` tells it of peers' certificates only.
-
-    Raises `ValueError` for bytes that are no certificate.
+    Python's `ssl` tells it of peers' certificates only. Raises `ValueError` if there is none.
     """
-    certificate = _enter(der, 0, SEQUENCE)
-    at = _enter(der, certificate, SEQUENCE)
-    if der[at : at + 1] == bytes([EXPLICIT_VERSION]):
-        at = _skip(der, at)
-    # The serial number, the signature's algorithm, the issuer; then the validity.
-    for _ in range(3):
-        at = _skip(der, at)
-    first = _enter(der, at, SEQUENCE)
-    return _time_at(der, first), _time_at(der, _skip(der, first))
+    # Its import takes a while, and who has no certificate in files never needs it.
+    from cryptography import x509  # noqa: PLC0415
 
-
-def _time_at(der: bytes, at: int) -> float:
-    tag, start, end = _element(der, at)
-    time = _TIME.fullmatch(der[start:end])
-    if tag not in (UTC_TIME, GENERALIZED_TIME) or time is None:
-        raise ValueError("the certificate's validity has no time")
-    year, month, day, hour, minute, second = map(int, time.groups())
-    if tag == UTC_TIME:
-        year += 2000 if year < _CENTURY_STARTS else 1900
-    return float(timegm((year, month, day, hour, minute, second)))
-
-
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Tag, start and end of the contents of the element at `at`."""
-    if at + 2 > len(der):
-        raise ValueError("the certificate is cut short")
-    tag, size, start = der[at], der[at + 1], at + 2
-    if size & 0x80:
-        count = size & 0x7F
-        size = int.from_bytes(der[start : start + count], "big")
-        start += count
-    if start + size > len(der):
-        raise ValueError("the certificate is cut short")
-    return tag, start, start + size
-
-
-def _enter(der: bytes, at: int, wanted: int) -> int:
-    tag, start, _ = _element(der, at)
-    if tag != wanted:
-        raise ValueError("this is no certificate")
-    return start
-
-
-def _skip(der: bytes, at: int) -> int:
-    return _element(der, at)[2]
+    first = x509.load_pem_x509_certificate(chain.encode())
+    return first.not_valid_before_utc.timestamp(), first.not_valid_after_utc.timestamp()

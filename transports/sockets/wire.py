@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import trio
 
@@ -51,7 +51,7 @@ def open_wire(stream: trio.SocketStream) -> Wire:
     """
     given = stream.socket
     if hasattr(given, "send_nowait"):
-        return _OtherWire(cast("_OtherSocket", given))
+        return _OtherWire(given)
     return KernelWire(socket.socket(given.family, given.type, given.proto, fileno=given.detach()))
 
 
@@ -120,26 +120,20 @@ class KernelWire(_Plain):
             raise trio.ClosedResourceError("the connection is closed")
 
 
-class _OtherSocket(Protocol):
-    """What a simulated socket has besides trio's methods."""
-
-    send_nowait: Callable[[bytes | memoryview], int]
-    recv_arrived: Callable[[int], Awaitable[bytes]]
-    wait_writable: Callable[[], Awaitable[None]]
-
-
 class _OtherWire(_Plain):
     __slots__ = ("_other", "socket")
 
-    def __init__(self, other: _OtherSocket) -> None:
+    def __init__(self, other: Any) -> None:
         self._other = other
-        self.socket = cast("trio.socket.SocketType", other)
+        self.socket: trio.socket.SocketType = other
 
     def send(self, data: bytes | memoryview) -> int:
-        return self._other.send_nowait(data)
+        sent: int = self._other.send_nowait(data)
+        return sent
 
     async def receive(self, bytes_max: int) -> bytes:
-        return await self._other.recv_arrived(bytes_max)
+        data: bytes = await self._other.recv_arrived(bytes_max)
+        return data
 
     async def wait_room(self) -> None:
         await self._other.wait_writable()

@@ -20,7 +20,7 @@ import trio
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.logs.notices import LogNotices
-from trinamo.transports.sockets.wire import Wire, open_wire
+from trinamo.transports.sockets.wire import Wire, open_wire, peer_of
 
 from .sockets import TcpOptions, tune
 
@@ -90,7 +90,9 @@ class Gate:
                 backoff_s = _BACKOFF_MIN_S
                 if self.ungreeted_count >= self._options.ungreeted_max:
                     self._make_room()
-                stranger = _Stranger(_origin(stream), trio.CancelScope())
+                origin = peer_of(stream.socket)
+                origin = origin_of(origin) if origin else "nowhere"
+                stranger = _Stranger(origin, trio.CancelScope())
                 self._strangers[stranger] = None
                 self._origins[stranger.origin] += 1
                 nursery.start_soon(self._receive, stream, stranger)
@@ -124,7 +126,11 @@ class Gate:
             except OSError:
                 why = "the connection broke"
         late = "others needed its place" if stranger.gave_way else "it did not greet in time"
-        self._refused(stranger.origin, why or late)
+        # A stranger must not write our log.
+        self.refused_count += 1
+        self._notices.warn(
+            "closed an ungreeted connection", f"from {stranger.origin}: {why or late}"
+        )
         return None
 
     def _make_room(self) -> None:
@@ -143,18 +149,6 @@ class Gate:
             self._origins[stranger.origin] -= 1
             if not self._origins[stranger.origin]:
                 del self._origins[stranger.origin]
-
-    def _refused(self, origin: str, why: str) -> None:
-        # A stranger must not write our log.
-        self.refused_count += 1
-        self._notices.warn("closed an ungreeted connection", f"from {origin}: {why}")
-
-
-def _origin(stream: trio.SocketStream) -> str:
-    try:
-        return origin_of(str(stream.socket.getpeername()[0]))
-    except OSError:
-        return "nowhere"
 
 
 def origin_of(host: str) -> str:

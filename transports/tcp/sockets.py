@@ -175,7 +175,12 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
     family = _family(host)
     try:
         if family is None:
-            listener = await _listen_by_name(host, options)
+            # The first address that a name stands for; the others, if any, are left alone.
+            listener, *others = await trio.open_tcp_listeners(
+                options.port, host=host, backlog=options.backlog
+            )
+            for other in others:
+                await other.aclose()
         else:
             socket = trio.socket.socket(family, stdlib_socket.SOCK_STREAM)
             try:
@@ -212,14 +217,6 @@ async def open_listener(options: TcpOptions) -> tuple[trio.SocketListener, str]:
         listener.socket.close()
         raise
     return listener, format_address(advertised, bound_port)
-
-
-async def _listen_by_name(host: str, options: TcpOptions) -> trio.SocketListener:
-    """The first address a name stands for; the others, if any, are left alone."""
-    first, *others = await trio.open_tcp_listeners(options.port, host=host, backlog=options.backlog)
-    for other in others:
-        await other.aclose()
-    return first
 
 
 def _bind_sentence(host: str, port: int, error: OSError) -> str:

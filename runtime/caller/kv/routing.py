@@ -346,4 +346,4 @@ def _routing_rows(shown: Mapping[str, KvRouting]) -> Iterator[Row]:
 def _index_rows(shown: Mapping[str, KvRouting]) -> Iterator[Row]:
     for endpoint, routing in shown.items():
         if routing.index is not None:
-            yield (endpoint,), attrs.asdict(routing.index.statistics())
+            yield (endpoint,), routing.index.statistics()

@@ -262,12 +262,6 @@ class EngineTransfers:
         _log.info("engine %s is connected by %s", engine_id, ", ".join(routed.usable))
         return routed
 
-    def count(self, engine_id: str, byte_count: int) -> None:
-        """So many bytes have been moved from or to that peer."""
-        peer = self._peers.get(engine_id)
-        if peer is not None:
-            peer.moved_bytes += byte_count
-
     @property
     def moved_bytes(self) -> dict[str, int]:
         """By engine id, as long as the peer is there."""
@@ -416,7 +410,8 @@ class EngineTransfers:
             notify=notify,
             ticket=ticket,
         )
-        self.count(engine_id, sum(report.byte_count for report in reports))
+        if engine_id in self._peers:  # Else it was forgotten meanwhile.
+            self._peers[engine_id].moved_bytes += sum(report.byte_count for report in reports)
         # Planes count ranges. All blocks' last ranges are the last to go, and complete them.
         found, ranges = [], len(ours) - sum(report.block_count for report in reports)
         for report in reports:

@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Protocol
 
 import trio
@@ -92,7 +92,7 @@ class BlockLeases:
 
     async def _follow(self, transfer: Transfer, blocks: tuple[int, ...], ticket: int) -> None:
         try:
-            await self._hold(blocks, transfer, after=_over(transfer))
+            await self._hold(blocks, transfer, after=transfer.wait_over())
         finally:
             if transfer.is_settled:
                 self.tickets.leave(ticket)
@@ -234,11 +234,6 @@ class BlockLeases:
         while self._count:
             self._idle = trio.Event()
             await self._idle.wait()
-
-
-async def _over(transfer: Transfer) -> None:
-    with suppress(TrinamoError):  # Whoever started it hears of it.
-        await transfer.wait()
 
 
 @asynccontextmanager

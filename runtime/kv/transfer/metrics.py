@@ -58,7 +58,6 @@ class _Alias:
     factor: float = 1.0
 
     def lines(self) -> Iterator[str]:
-        """See `Shown`."""
         other = ALIASES[self.name]
         lines = self.original.lines()
         _, kind = next(lines).splitlines()

@@ -35,7 +35,6 @@ from ...errors import (
 )
 from ...nurseries import open_nursery
 from ...planes import (
-    MemoryRegion,
     Registrable,
     RemoteMemory,
     Transfer,
@@ -51,7 +50,14 @@ from ...protocol.transfer.description import (
 )
 from .leases import BlockLeases
 from .metrics import TransferMetrics
-from .routes import BackendStatistics, Route, RoutedMemory, RoutedPeer, TransferStatistics
+from .routes import (
+    BackendStatistics,
+    Route,
+    RoutedMemory,
+    RoutedPeer,
+    TransferStatistics,
+    register_with,
+)
 
 HEAD_START_SHARE: Final = 0.25
 _log = logging.getLogger("trinamo.transfer")
@@ -147,23 +153,19 @@ class TransferRouter:
         parts: int = 1,
     ) -> RoutedMemory:
         """Register with every backend that takes it; `RequestError` says why none does."""
-        regions: dict[str, MemoryRegion] = {}
-        for plane in self.chain:
-            try:
-                regions[plane.backend] = await plane.register(
-                    memory,
-                    block_bytes=block_bytes,
-                    fingerprint=fingerprint,
-                    needs_ticket=needs_ticket,
-                    parts=parts,
-                )
-            except TrinamoError as error:
-                self._refused[plane.backend] = f"does not take the memory: {error.message}"
-                _log.warning("%s does not take the memory: %s", plane.backend, error)
-        if not regions:
+        found, refused = await register_with(
+            self.chain,
+            memory,
+            block_bytes=block_bytes,
+            fingerprint=fingerprint,
+            needs_ticket=needs_ticket,
+            parts=parts,
+        )
+        self._refused |= refused
+        if not found.regions:
             why = "; ".join(f"{name} {told}" for name, told in self._refused.items())
             raise RequestError(f"no transfer backend takes the memory: {why or 'there is none'}")
-        return RoutedMemory(regions)
+        return found
 
     async def deregister(self, memory: RoutedMemory) -> None:
         """Give the memory back everywhere."""
@@ -248,16 +250,17 @@ class TransferRouter:
             return
         self._metrics.usable(route.backend, route.incarnation, is_usable=route.is_usable)
         if not (route.is_usable or route.is_stale or route.probing):
-            route.probing = trio.CancelScope()
-            self._nursery.start_soon(self._probe_again, route, route.probing)
+            scope = route.probing = trio.CancelScope()
 
-    async def _probe_again(self, route: Route, scope: trio.CancelScope) -> None:
-        with scope:
-            while not (route.is_usable or route.is_stale):
-                if route.error is not None:  # Else its first probe was not waited for.
-                    await trio.sleep(self._section.probe_interval_s)
-                await self._try_out(route)
-        route.probing = None
+            async def probe_again() -> None:
+                with scope:
+                    while not (route.is_usable or route.is_stale):
+                        if route.error is not None:  # Else its first probe was not waited for.
+                            await trio.sleep(self._section.probe_interval_s)
+                        await self._try_out(route)
+                route.probing = None
+
+            self._nursery.start_soon(probe_again)
 
     async def forget(self, peer: RoutedPeer) -> None:
         """Discovery says that the peer is gone: its transfers fail, its connections close."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import trio
 
 from ...errors import ConnectError, StaleMemoryError, TrinamoError
-from ...planes import MemoryRegion, RemoteMemory, TransferPlane
+from ...planes import MemoryRegion, Registrable, RemoteMemory, TransferPlane
 from ...protocol.transfer.access import OnComplete, unheard
 from ...protocol.transfer.description import (
     MemoryDescription,
     decode_description,
     encode_descriptions,
 )
+
+_log = logging.getLogger("trinamo.transfer")
 
 
 class RoutedMemory:
@@ -58,6 +62,21 @@ class RoutedMemory:
         """Refuse the ticket everywhere."""
         for region in self.regions.values():
             region.revoke(ticket)
+
+
+async def register_with(
+    planes: Iterable[TransferPlane], memory: Registrable, **how: Any
+) -> tuple[RoutedMemory, dict[str, str]]:
+    """Register with every plane that takes it, as `TransferPlane.register`; and why others do not, by backend."""
+    regions: dict[str, MemoryRegion] = {}
+    refused: dict[str, str] = {}
+    for plane in planes:
+        try:
+            regions[plane.backend] = await plane.register(memory, **how)
+        except TrinamoError as error:
+            refused[plane.backend] = f"does not take the memory: {error.message}"
+            _log.warning("%s does not take the memory: %s", plane.backend, error)
+    return RoutedMemory(regions), refused
 
 
 class Route:

@@ -215,10 +215,9 @@ class Path:
             with trio.move_on_after(max(_PAUSE_MAX_S, due_s)):
                 await grant.wait_ended()
                 return
-            status = await self.ask(grant.ticket, unless=self._was_seen)
-
-    def _was_seen(self) -> bool:
-        return trio.current_time() < self.seen_at + _PAUSE_MAX_S
+            status = await self.ask(
+                grant.ticket, unless=lambda: trio.current_time() < self.seen_at + _PAUSE_MAX_S
+            )
 
     async def prove(self, ticket: int, *, soon_s: float) -> float:
         """Return when the peer sends nothing more with `ticket`; may take for ever.

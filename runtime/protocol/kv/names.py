@@ -1,6 +1,6 @@
 """How full KV blocks are named: by a keyed hash of their tokens and, through it, of all before them.
 
-Equal prefixes of one tenant have equal names in all processes with one key (`kv/names.py`). Who has
+Equal prefixes of one tenant have equal names in all processes with one key (`kv/events.py`). Who has
 it not can neither tell a block by its name, nor make two of one name. Sans-IO.
 """
 

@@ -15,9 +15,8 @@ import attrs
 from tests.session.needs import MOONCAKE, NIXL
 from trinamo.runtime.planes import TransferPlane
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
-from trinamo.transports.mooncake.engine import Engine
-from trinamo.transports.mooncake.options import MooncakeOptions
-from trinamo.transports.mooncake.plane import make_engine, open_mooncake_plane
+from trinamo.transports.mooncake.engine import Engine, MooncakeOptions, make_engine
+from trinamo.transports.mooncake.plane import open_mooncake_plane
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.nixl.plane import open_nixl_plane
 from trinamo.transports.tcp import TcpOptions

@@ -11,7 +11,7 @@ from tests.runtime.caller.requests import NAME, SeededEnv, entry, instance
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.errors import UnavailableError
-from trinamo.runtime.events.status import StatusSource
+from trinamo.runtime.events.load import StatusSource
 from trinamo.runtime.planes import Put
 from trinamo.runtime.protocol.discovery.candidates import Policy
 from trinamo.runtime.protocol.discovery.instances import Instance

@@ -28,7 +28,7 @@ async def test_numbers_that_go_back_are_counted_and_mended(
         await made.say("a", 1, 2, encode_batch([Stored((D,))]))
         await trio.sleep(1)
         assert made.held("a") == {A, B, C}
-        assert made.index.statistics().backwards == 1
+        assert made.index.statistics()["backwards"] == 1
 
 
 async def test_of_two_that_claim_one_id_the_older_is_counted_and_not_heard(
@@ -42,7 +42,7 @@ async def test_of_two_that_claim_one_id_the_older_is_counted_and_not_heard(
             await made.say("a", 4, number, encode_batch([Stored((D,))]))
             await trio.sleep(0.3)
         assert made.held("a") == {A}
-        assert made.index.statistics().outdated == 29
+        assert made.index.statistics()["outdated"] == 29
         lines = [record.getMessage() for record in caplog.records]
         # Nine seconds: two lines, not 29.
         assert len(lines) == 2
@@ -79,7 +79,7 @@ async def test_a_newer_one_that_says_nothing_of_use_hides_the_instance_for_a_whi
         assert made.overlap(A) == made.overlap(D) == {}
         await trio.sleep(20)
         assert made.held("a") == {A}
-        assert made.index.statistics().outdated > 0
+        assert made.index.statistics()["outdated"] > 0
 
 
 async def test_garbage_is_counted_hides_nobody_else_and_is_mended(
@@ -101,7 +101,7 @@ async def test_garbage_is_counted_hides_nobody_else_and_is_mended(
             await made.plane.publish(f"{TOPIC}.event.a", stranger)
             await made.say("b", 1, 2, b"x" * 100_000)
             await trio.sleep(0.01)
-        assert made.index.statistics().malformed == 103
+        assert made.index.statistics()["malformed"] == 103
         # One line for all of it.
         assert len(caplog.records) == 1
         await trio.sleep(3)
@@ -129,7 +129,7 @@ async def test_an_event_of_a_kind_that_we_do_not_know_leads_to_a_snapshot(
         await source.publish(msgspec.msgpack.encode([["moved", B]]))
         await trio.sleep(0.5)
         assert made.held("a") == {A, B}
-        assert made.index.statistics().malformed == 1
+        assert made.index.statistics()["malformed"] == 1
 
 
 async def test_a_publisher_whose_snapshot_is_garbage_has_no_blocks_and_is_asked_rarely(
@@ -151,9 +151,9 @@ async def test_a_publisher_whose_snapshot_is_garbage_has_no_blocks_and_is_asked_
         await made.say("a", 1, 7, encode_batch([Stored((A,))]))
         await trio.sleep(60)
         assert made.held("a") == set()
-        assert made.index.statistics().lost == 1
+        assert made.index.statistics()["lost"] == 1
         assert 20 < asked < 40
-        assert made.index.statistics().malformed == asked
+        assert made.index.statistics()["malformed"] == asked
         made.index.leave("a")
         await trio.sleep(5)
         assert asked < 41
@@ -170,7 +170,7 @@ async def test_requests_that_are_none_are_counted_and_the_source_lives_on(
         made.index.join("a")
         source.tell([Stored((A,))])
         await trio.sleep(2)
-        assert source.statistics().malformed == 3
+        assert source.statistics()["malformed"] == 3
         assert made.held("a") == {A}
 
 
@@ -190,12 +190,12 @@ async def test_blocks_beyond_the_bounds_are_refused_and_the_rest_is_true(
         await trio.sleep(0.1)
         assert made.overlap(A, B, C, D) == {"a": 3, "b": 2}
         statistics = made.index.statistics()
-        assert (statistics.blocks, statistics.refused_blocks) == (5, 3)
+        assert (statistics["blocks"], statistics["refused_blocks"]) == (5, 3)
         made.index.leave("a")
         source.tell([Cleared(), Stored((A, B, C))])
         await trio.sleep(0.1)
         assert made.overlap(A, B, C, D) == {"b": 3}
-        assert made.index.statistics().blocks == 3
+        assert made.index.statistics()["blocks"] == 3
 
 
 async def test_instances_beyond_the_bound_are_followed_as_soon_as_another_leaves(
@@ -207,7 +207,7 @@ async def test_instances_beyond_the_bound_are_followed_as_soon_as_another_leaves
             (await made.source(name)).tell([Stored((A,))])
             await trio.sleep(0.1)
         assert made.overlap(A) == {"a": 1}
-        assert made.index.statistics().ignored == 1
+        assert made.index.statistics()["ignored"] == 1
         made.index.leave("a")
         await trio.sleep(3)
         assert made.overlap(A) == {"b": 1}
@@ -227,7 +227,7 @@ async def test_a_snapshot_larger_than_a_message_comes_in_parts(
         await trio.sleep(3)
         assert made.held("a") == set(hashes(*range(100, 1000)))
         # The first answer says how many parts, then each of them.
-        assert source.statistics().snapshots > 4
+        assert source.statistics()["snapshots"] > 4
 
 
 async def test_a_snapshot_of_more_parts_than_are_allowed_is_refused_and_counted(
@@ -241,5 +241,5 @@ async def test_a_snapshot_of_more_parts_than_are_allowed_is_refused_and_counted(
         await trio.sleep(5)
         assert made.held("a") == set()
         statistics = made.index.statistics()
-        assert statistics.lost == 1
-        assert statistics.malformed > 0
+        assert statistics["lost"] == 1
+        assert statistics["malformed"] > 0

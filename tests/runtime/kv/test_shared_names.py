@@ -10,7 +10,7 @@ import trio.testing
 
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ControlPlaneError
-from trinamo.runtime.kv.names import KV_NAMES_PREFIX, share_names
+from trinamo.runtime.kv.events import KV_NAMES_PREFIX, share_names
 from trinamo.runtime.planes import ControlPlane
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore

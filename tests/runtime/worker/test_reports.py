@@ -19,7 +19,7 @@ from trinamo.runtime.engines.mocker.engine import MockerOptions, open_mocker_eng
 from trinamo.runtime.events.follower import ReportFollower
 from trinamo.runtime.events.load import LoadReport
 from trinamo.runtime.events.source import topic_of
-from trinamo.runtime.kv.names import KV_NAMES_PREFIX
+from trinamo.runtime.kv.events import KV_NAMES_PREFIX
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance, encode_instance
 from trinamo.runtime.protocol.kv.names import block_keys, hint_of_tokens
@@ -69,7 +69,7 @@ async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() ->
             await client.router.wait_instances()
             await ask(client, prompt)
             # The prompt's blocks, and one that the answer fills.
-            await until(lambda: index.statistics().blocks == len(hashes) + 1)
+            await until(lambda: index.statistics()["blocks"] == len(hashes) + 1)
             assert held(index.reach(hashes)) == {server.instance_id: len(hashes)}
             path, blocks = str(GENERATE), len(hashes) + 1
             assert caller.metrics.value("kv_index_instances", endpoint=path) == 1
@@ -83,7 +83,7 @@ async def test_a_caller_s_index_follows_its_workers_from_joining_to_leaving() ->
                 lambda: metrics.value("engine_kv_blocks", endpoint=path, state="free") == free
             )
         await until(lambda: not held(index.reach(hashes)))
-        assert index.statistics().instances == 0
+        assert index.statistics()["instances"] == 0
 
 
 @pytest.mark.parametrize("wanted", [WANTED, {"http__busy_blocks": 0.5}], ids=["kv", "busy"])
@@ -136,7 +136,7 @@ async def test_an_engine_that_keeps_blocks_tells_whatever_policy_its_worker_was_
             [instance] = await client.router.wait_instances()
             assert instance.kv_events is True
             await ask(client, "the same beginning, and more")
-            await until(lambda: index.statistics().blocks)
+            await until(lambda: index.statistics()["blocks"])
             await until(lambda: client.router.report(instance.id))
 
 
@@ -201,7 +201,7 @@ async def test_blocks_are_not_looked_for_by_names_that_their_worker_does_not_use
             for request in range(2):
                 client.router.kv.begin(instance.id, request, hint)
             assert client.router.kv.statistics().overlap_blocks == len(hint.keys)
-            assert index.statistics().blocks == 0
+            assert index.statistics()["blocks"] == 0
     [told] = [
         each for each in caplog.messages if f"instance {instance.id} of" in each and "KV" in each
     ]

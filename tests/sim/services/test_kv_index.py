@@ -89,8 +89,8 @@ class Cluster:
             await trio.sleep(QUIET_S)
             for name in WORKERS:
                 assert index.blocks(name) == self.workers[name].held
-            self.gaps = index.statistics().gaps
-            self.restarts = index.statistics().restarts
+            self.gaps = index.statistics()["gaps"]
+            self.restarts = index.statistics()["restarts"]
             nursery.cancel_scope.cancel()
 
     async def live(self, name: str, *, task_status: trio.TaskStatus[None]) -> None:

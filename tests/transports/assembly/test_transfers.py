@@ -28,7 +28,7 @@ from trinamo.runtime.protocol.transfer.settlement import InquiryResult
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.assembly import transfers
 from trinamo.transports.assembly.transfers import open_transfer_chain
-from trinamo.transports.mooncake.options import MooncakeOptions
+from trinamo.transports.mooncake.engine import MooncakeOptions
 from trinamo.transports.nixl.options import NixlOptions
 from trinamo.transports.one_sided.mover import OneSidedMover
 from trinamo.transports.tcp import TcpMover, open_transfer_plane

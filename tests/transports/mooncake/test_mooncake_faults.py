@@ -29,8 +29,12 @@ from trinamo.runtime.protocol.transfer.description import (
     decode_descriptions,
     encode_description,
 )
-from trinamo.transports.mooncake.engine import session_of
-from trinamo.transports.mooncake.options import MooncakeOptions, choose_path, engine_environment
+from trinamo.transports.mooncake.engine import (
+    MooncakeOptions,
+    choose_path,
+    engine_environment,
+    session_of,
+)
 from trinamo.transports.tcp.transfer.plane import open_transfer_plane
 
 SMALL_CHUNKS = MooncakeOptions(chunk_bytes=8 * BLOCK_BYTES, drain_s=0.5)

@@ -15,9 +15,8 @@ import trio.testing
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TransferError, TrinamoError
 from trinamo.transports.mooncake import plane as plane_module
-from trinamo.transports.mooncake.engine import Engine
-from trinamo.transports.mooncake.options import MooncakeOptions
-from trinamo.transports.mooncake.plane import make_engine, open_mooncake_plane
+from trinamo.transports.mooncake.engine import Engine, MooncakeOptions
+from trinamo.transports.mooncake.plane import open_mooncake_plane
 from trinamo.transports.mooncake.workers import Workers
 
 
@@ -95,7 +94,7 @@ async def eventually(is_true: Callable[[], bool]) -> None:
 
 async def test_notifications_that_cannot_be_taken_end_nothing() -> None:
     library, heard = Library(), list[Any]()
-    workers = Workers(
+    workers: Any = Workers(
         engine_over(library),
         4096,
         "ours",
@@ -136,7 +135,7 @@ async def test_a_peer_that_hangs_holds_up_nobody_else() -> None:
         stuck.release()
         gate.wait()
 
-    workers = Workers(
+    workers: Any = Workers(
         *(engine_over(Library()), 4096, "ours"),
         threads=3,
         poll_s=0.01,
@@ -211,6 +210,6 @@ def test_an_engine_that_is_forced_to_tcp_gets_no_rdma_device(
         monkeypatch.setenv("MC_FORCE_TCP", forced)
     path = "tcp" if forced else "rdma"
     if forced is None:
-        monkeypatch.setattr(plane_module, "choose_path", lambda *_: "rdma")
-    make_engine(MooncakeOptions(protocol="rdma", device="mlx5_0"))
+        monkeypatch.setattr(engine_module, "choose_path", lambda *_: "rdma")
+    engine_module.make_engine(MooncakeOptions(protocol="rdma", device="mlx5_0"))
     assert seen == [("127.0.0.1", "P2PHANDSHAKE", path, device)]

@@ -120,7 +120,7 @@ REMOTE = OneSidedRemote(
 
 @attrs.frozen
 class House:
-    thread: ProgressThread
+    thread: Any
     agent: Any
     heard: list[dict[str, list[bytes]]]
 

@@ -21,8 +21,7 @@ from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.security import signatures as signatures_module
 from trinamo.transports.security.identity import RENEWED_S, VALID_S
-from trinamo.transports.security.sealed_events import SealedEvents
-from trinamo.transports.security.sealing import Sealer
+from trinamo.transports.security.sealing import SealedEvents, Sealer
 from trinamo.transports.security.signatures import Signatures
 from trinamo.transports.security.signed import signed_control
 

@@ -136,7 +136,16 @@ class TcpRequestPlane:
         worker = self._workers.get(address)
         if worker is None or not worker.has_room:
             return None
-        header = self._encode(envelope, payload)
+        # The worker would hang up on more, and with it on every other request of this process.
+        if len(payload) > self.options.data_bytes_max:
+            raise RequestError(
+                f"a payload of {len(payload)} bytes; at most {self.options.data_bytes_max}"
+            )
+        header = encode_envelope(envelope)
+        if len(header) > self.options.header_bytes_max:
+            raise RequestError(
+                f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
+            )
         self._workers[address] = self._workers.pop(address)
         return worker.post(envelope.id, envelope.instance_id, header, payload, take)
 
@@ -150,19 +159,6 @@ class TcpRequestPlane:
         if worker.is_connected:
             raise DisconnectedError(f"{address} took no request within {timeout_s:g} s")
         raise ConnectError(f"cannot be reached at {address}: no greeting within {timeout_s:g} s")
-
-    def _encode(self, envelope: Envelope, payload: bytes) -> bytes:
-        # The worker would hang up on more, and with it on every other request of this process.
-        if len(payload) > self.options.data_bytes_max:
-            raise RequestError(
-                f"a payload of {len(payload)} bytes; at most {self.options.data_bytes_max}"
-            )
-        header = encode_envelope(envelope)
-        if len(header) > self.options.header_bytes_max:
-            raise RequestError(
-                f"an envelope of {len(header)} bytes; at most {self.options.header_bytes_max}"
-            )
-        return header
 
     def _worker(self, address: str) -> WorkerLink:
         worker = self._workers.get(address)

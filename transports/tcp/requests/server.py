@@ -78,9 +78,6 @@ class TcpRequestServer:
     ) -> None:
         """Accept callers until cancelled."""
 
-        async def greet(wire: Wire) -> Wire:
-            return await welcome(wire, self.options, self._env, Purpose.REQUESTS, self.instance_id)
-
         async def serve_one(wire: Wire) -> None:
             async with open_nursery() as nursery:
                 caller = _Caller(self, service, wire, nursery)
@@ -91,7 +88,12 @@ class TcpRequestServer:
                     del self._callers[caller]
                 nursery.cancel_scope.cancel()
 
-        gate = Gate(self.options, greet, serve_one)
+        options, env = self.options, self._env
+        gate = Gate(
+            options,
+            lambda wire: welcome(wire, options, env, Purpose.REQUESTS, self.instance_id),
+            serve_one,
+        )
         async with open_nursery() as nursery:
             task_status.started()
             await gate.accept(self._listener, nursery)

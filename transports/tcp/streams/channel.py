@@ -190,7 +190,6 @@ class Channel:
 
     @property
     def is_called(self) -> bool:
-        """Whether the worker has called home."""
         return self._called
 
     async def wait_prologue(self) -> None:

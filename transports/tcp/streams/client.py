@@ -52,7 +52,15 @@ class TcpClient(OpensStreams):
     async def wait_ready(self, connection: ConnectionInfo, context: Context) -> Link:
         """See `OpensStreams`; dialled if need be: once, however many wait to share it."""
         if connection.carrier is Carrier.DEDICATED:
-            return await self._dial_for_one(connection.address, context)
+            # A link that is closed once it has no stream: the one that is opened before it runs.
+            with context.cancelled_by_kill():
+                link = Link(await self._dial(connection.address), self.options)
+                link.close()
+                self.links[link] = None
+                start_nameless(self._nursery, self._serve, link)
+                return link
+            check_killed(context)
+            raise AssertionError("cancelled by a kill that was none")
         address = connection.address
         held = self._shared.get(address)
         if held is None or not (held.is_dialling or held.takes_streams):
@@ -67,17 +75,6 @@ class TcpClient(OpensStreams):
         if held.link is None or not held.link.takes_streams:
             raise ConnectError(f"the connection to {address} was lost as soon as it stood")
         return held.link
-
-    async def _dial_for_one(self, address: str, context: Context) -> Link:
-        """A link that is closed once it has no stream: the one that is opened before it runs."""
-        with context.cancelled_by_kill():
-            link = Link(await self._dial(address), self.options)
-            link.close()
-            self.links[link] = None
-            start_nameless(self._nursery, self._serve, link)
-            return link
-        check_killed(context)
-        raise AssertionError("cancelled by a kill that was none")
 
     async def _share(self, address: str, held: _Dialled) -> None:
         try:

@@ -79,7 +79,6 @@ class TcpResponseSender(Driver):
         return self._lane.put(item)
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time there is room again after a `send_nowait` that was False."""
         self._lane.on_room(listener)
 
     def open(self) -> None:

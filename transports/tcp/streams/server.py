@@ -22,7 +22,6 @@ from trinamo.runtime.protocol.streams.control import Handshake, Refused
 from trinamo.runtime.protocol.streams.link_frames import Opening, encode_event
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.streams.request import Carrier, ConnectionInfo, StreamType
-from trinamo.transports.sockets.wire import Wire
 
 from ..accepting import Gate
 from ..greeting import welcome
@@ -52,7 +51,12 @@ class TcpStreamServer:
         """Why the last subjects were closed that no worker had called for: the oldest first."""
         self.links: dict[Link, None] = {}
         """Those that stand."""
-        self.gate = Gate(options, self._greet, self._serve)
+        # Whoever does not know the secret is told nothing.
+        self.gate = Gate(
+            options,
+            lambda wire: welcome(wire, options, env, Purpose.STREAMS, ""),
+            lambda wire: self.serve(Link(wire, options, self.open)),
+        )
         self._turned_away_count = 0
 
     @property
@@ -107,13 +111,6 @@ class TcpStreamServer:
         if len(self._left) == _LEFT_MAX:
             del self._left[next(iter(self._left))]
         self._left[subject] = registration.why_left()
-
-    async def _greet(self, wire: Wire) -> Wire:
-        """Raises for whoever does not know the secret, who is told nothing."""
-        return await welcome(wire, self.options, self.env, Purpose.STREAMS, "")
-
-    async def _serve(self, wire: Wire) -> None:
-        await self.serve(Link(wire, self.options, self.open))
 
     async def serve(self, link: Link) -> None:
         """A link on which our streams are opened, to its end. Never raises on peer input."""

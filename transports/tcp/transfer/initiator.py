@@ -36,9 +36,8 @@ from trinamo.runtime.protocol.transfer.stream import (
 )
 from trinamo.transports.sockets.wire import Wire
 
-from .checksum import NO_CHECKSUM
 from .link import TransferLink
-from .memory import BlockFlow
+from .memory import NO_CHECKSUM, BlockFlow
 
 
 class TransferRequest:

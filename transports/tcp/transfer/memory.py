@@ -4,21 +4,31 @@ A `BlockFlow` is one transfer's use of a region at this end. *Fencing* it is syn
 the views that a pending system call would use, so not one byte is read from or written to the
 blocks afterwards, even by a receive that has been woken up already. The link then discards what
 still comes, or pads what it has announced. This is why `MemoryRegion.is_fenced` holds here.
+
+The checksum of a block is XXH3 where the package `xxhash` is installed, else CRC-32. Both run over the
+registered memory itself, without a copy. Of bytes that the cache still holds, XXH3 takes 0.01 CPU seconds per GB
+and CRC-32 0.15 (AVX-512; cold memory costs both 0.03 more); the two ends of a stream agree on one in their
+handshake. Neither protects against a peer that lies: they find bytes that were damaged, mixed up or reused.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
+import logging
 import struct
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 import trio
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from trinamo.runtime.errors import (
     CorruptedError,
+    RefusedError,
     RemoteProtocolError,
     StaleMemoryError,
     TrinamoError,
@@ -27,7 +37,54 @@ from trinamo.runtime.planes.regions import HostRegion, Registrable
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
 from trinamo.runtime.protocol.transfer.stream import SUM_BYTES
 
-from .checksum import NO_CHECKSUM, STRETCH_BYTES, Checksum
+_log = logging.getLogger("trinamo.tcp")
+STRETCH_BYTES: Final = 1 << 20
+"""Larger blocks are summed in stretches, so that the event loop gets its turn between them."""
+
+ChecksumChoice = Literal["auto", "crc32", "none"]
+
+
+@attrs.frozen
+class Checksum:
+    """One algorithm."""
+
+    name: str
+    of: Callable[[Buffer], int]
+    """The sum of some bytes; less than 2**64."""
+
+
+NO_CHECKSUM: Final = Checksum("none", lambda _: 0)
+_CRC32: Final = Checksum("crc32", zlib.crc32)
+
+
+@functools.cache
+def _xxh3() -> Checksum | None:
+    try:
+        return Checksum("xxh3", importlib.import_module("xxhash").xxh3_64_intdigest)
+    except ImportError:
+        _log.info(
+            "xxhash is not installed: blocks are checked by CRC-32, which costs several times as "
+            "much; pip install 'trinamo[checksums]'"
+        )
+        return None
+
+
+def offered(choice: ChecksumChoice) -> dict[str, Checksum]:
+    """What this end can compute under `choice`, best first."""
+    if choice == "none":
+        return {"none": NO_CHECKSUM}
+    found = [_CRC32] if choice == "crc32" else [_xxh3(), _CRC32]
+    return {each.name: each for each in found if each is not None}
+
+
+def choose(theirs: list[str], choice: ChecksumChoice) -> Checksum:
+    """The first of the peer's that we can compute too; `RefusedError` if there is none."""
+    ours = offered(choice)
+    for name in theirs:
+        if name in ours:
+            return ours[name]
+    raise RefusedError(f"no checksum in common: {', '.join(theirs)} there, {', '.join(ours)} here")
+
 
 SLICE_RUNS_MAX: Final = 64
 """Descriptors of one system call; more than 64 were slower, not faster."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, closing
+from functools import partial
 from typing import Final
 
 import attrs
@@ -42,15 +43,14 @@ from trinamo.runtime.protocol.transfer.stream import (
     Welcome,
 )
 from trinamo.transports.sockets.wire import Wire, open_wire
-from trinamo.transports.tcp.transfer.sealed import PIECE_KEY_BYTES
 
 from ..accepting import Gate
 from ..greeting import dial_member, greet, welcome
 from ..sockets import TcpOptions, dial, format_address, open_listener
-from .checksum import NO_CHECKSUM, ChecksumChoice, choose, offered
 from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .link import TransferLink, serve
-from .memory import TcpRegion
+from .memory import NO_CHECKSUM, ChecksumChoice, TcpRegion, choose, offered
+from .sealed import PIECE_KEY_BYTES
 from .target import RefusalBucket, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
@@ -220,10 +220,6 @@ class TcpMover(Mover[TcpRegion]):
         if link.sealed is not None:
             link.sealed.change_keys(key, answer.key)
 
-    async def greet(self, wire: Wire) -> Wire:
-        """Have one who dials us prove that it is of this cluster; it is told nothing before."""
-        return await welcome(wire, self.options.tcp, self._env, Purpose.TRANSFERS, self.incarnation)
-
     async def serve_stream(self, wire: Wire) -> None:
         """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
@@ -299,8 +295,17 @@ async def open_transfer_plane(
     mover: TcpMover | None = None
     try:
         async with open_nursery() as nursery:
-            mover = TcpMover(options, RealEnv() if env is None else env, nursery, address)
-            gate = Gate(options.tcp, mover.greet, mover.serve_stream)
+            env = RealEnv() if env is None else env
+            mover = TcpMover(options, env, nursery, address)
+            # One who dials us proves that it is of this cluster; it is told nothing before.
+            greet = partial(
+                welcome,
+                options=options.tcp,
+                env=env,
+                purpose=Purpose.TRANSFERS,
+                name=mover.incarnation,
+            )
+            gate = Gate(options.tcp, greet, mover.serve_stream)
             nursery.start_soon(gate.accept, listener, nursery)
             try:
                 async with open_plane(mover) as plane:

@@ -36,9 +36,8 @@ from trinamo.runtime.protocol.transfer.stream import (
 )
 from trinamo.transports.sockets.wire import Wire
 
-from .checksum import NO_CHECKSUM
 from .link import TransferLink
-from .memory import BlockFlow, TcpRegion
+from .memory import NO_CHECKSUM, BlockFlow, TcpRegion
 
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
@@ -110,7 +109,29 @@ class TargetLink(TransferLink):
         if not isinstance(message, Request):
             raise RemoteProtocolError(f"{type(message).__name__} is no request")
         try:
-            self._act(message, data)
+            match message:
+                case Read(number):
+                    request = self._admit(message, data, is_target=False)
+                    self.send_blocks(request.flow, lambda: self._finish(number))
+                case Write(number):
+                    request = self._admit(message, data, is_target=True)
+                    request.notify = message.notify
+                    if request.flow.blocks:
+                        self.receiving[number] = request.flow
+                    else:
+                        self._complete(number, request)
+                case Abort(number):
+                    # The answer follows the last slice, so the peer knows that nothing more comes.
+                    self._fail(number, KilledError("aborted by the peer"))
+                case Notify(number):
+                    self._region(message.region).access.complete(message.ticket, message.message)
+                    self.put(Finished(number))
+                case Ping(number):
+                    self.put(Finished(number))
+                case _:
+                    raise RemoteProtocolError(  # noqa: TRY301
+                        f"{type(message).__name__} is not answered"
+                    )
         except RemoteProtocolError:
             raise
         except TrinamoError as error:
@@ -122,22 +143,6 @@ class TargetLink(TransferLink):
         """As any link; a peer that was refused may have to wait."""
         pause_s, self._pause_s = self._pause_s, 0.0
         await trio.sleep(pause_s)
-
-    def _act(self, message: Request, data: bytes) -> None:
-        match message:
-            case Read():
-                self._read(message, data)
-            case Write():
-                self._write(message, data)
-            case Abort():
-                self._abort(message)
-            case Notify():
-                self._region(message.region).access.complete(message.ticket, message.message)
-                self.put(Finished(message.id))
-            case Ping():
-                self.put(Finished(message.id))
-            case _:
-                raise RemoteProtocolError(f"{type(message).__name__} is not answered")
 
     def _admit(
         self,
@@ -193,24 +198,6 @@ class TargetLink(TransferLink):
         if request is not None:
             self._block_count -= len(request.flow.blocks)
             request.flow.close()
-
-    def _abort(self, message: Abort) -> None:
-        # The answer follows the last slice, so the peer knows that nothing more comes.
-        self._fail(message.id, KilledError("aborted by the peer"))
-
-    # --- over the stream -------------------------------------------------------------------------
-
-    def _read(self, message: Read, data: bytes) -> None:
-        request = self._admit(message, data, is_target=False)
-        self.send_blocks(request.flow, lambda: self._finish(message.id))
-
-    def _write(self, message: Write, data: bytes) -> None:
-        request = self._admit(message, data, is_target=True)
-        request.notify = message.notify
-        if request.flow.blocks:
-            self.receiving[message.id] = request.flow
-        else:
-            self._complete(message.id, request)
 
     def received(self, flow: BlockFlow) -> None:
         """A slice of a write is verified."""

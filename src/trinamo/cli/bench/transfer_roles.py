@@ -27,7 +27,7 @@ from trinamo.runtime.protocol.transfer.description import Direction
 from ..failures import guarded
 
 if TYPE_CHECKING:
-    from trinamo.transports.tcp.transfer.checksum import ChecksumChoice
+    from trinamo.transports.tcp.transfer.memory import ChecksumChoice
 
 Opened = AbstractAsyncContextManager[TransferPlane]
 _DEADLINE_S: Final = 120.0

@@ -148,7 +148,7 @@ def _nixl_device(name: str | None, machine: MachinePaths) -> Finding:
 
 def _mooncake_path(section: MooncakeConfig, adapters: Path, environ: Mapping[str, str]) -> Finding:
     """What its engine would run over, which it does not say itself."""
-    from trinamo.transports.mooncake.options import MooncakeOptions, choose_path
+    from trinamo.transports.mooncake.engine import MooncakeOptions, choose_path
 
     what = "Mooncake's path"
     protocol: Literal["rdma", "tcp"] = "rdma" if section.protocol == "rdma" else "tcp"
@@ -216,7 +216,7 @@ def _locked_memory(limit_bytes: int, *, has_rdma: bool) -> Finding:
 
 
 def _checksum() -> Finding:
-    from trinamo.transports.tcp.transfer.checksum import offered
+    from trinamo.transports.tcp.transfer.memory import offered
 
     names = list(offered("auto"))
     if names[0] == "crc32":

@@ -19,8 +19,14 @@ import trio
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import ConfigError, UnavailableError
-from trinamo.transports.assembly.run_file import RunFile, find_runs
-from trinamo.transports.assembly.running import about, joinable, meant, names_etcd
+from trinamo.transports.assembly.run_file import (
+    RunFile,
+    about,
+    find_runs,
+    joinable,
+    meant,
+    names_etcd,
+)
 
 from ..options import Sources
 

@@ -21,7 +21,7 @@ from trinamo.runtime.config.models import is_own_engine
 from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.engines.threads import core_count
 from trinamo.runtime.errors import ConfigError
-from trinamo.transports.assembly.running import names_etcd, names_nats
+from trinamo.transports.assembly.run_file import names_etcd, names_nats
 from trinamo.transports.servers.binaries import LOOPBACK
 
 from ..options import Sources

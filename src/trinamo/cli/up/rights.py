@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from trinamo.runtime.caller.kv.agreement import ACTIVE_TOPIC
-from trinamo.runtime.events.load import LOAD_TOPIC
-from trinamo.runtime.events.status import STATUS_TOPIC
+from trinamo.runtime.events.load import LOAD_TOPIC, STATUS_TOPIC
 from trinamo.runtime.kv.events import KV_TOPIC
 from trinamo.runtime.kv.transfer.metadata import NIXL_METADATA_KEY
 from trinamo.runtime.process.settings import SETTINGS_PREFIX

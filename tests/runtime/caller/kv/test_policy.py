@@ -103,7 +103,7 @@ async def until(condition: Callable[[], object]) -> None:
 def indexed(client: Client) -> int:
     assert client.router.kv is not None
     assert client.router.kv.index is not None
-    return client.router.kv.index.statistics().blocks
+    return client.router.kv.index.statistics()["blocks"]
 
 
 async def test_equal_prompts_go_to_the_worker_that_has_their_blocks() -> None:

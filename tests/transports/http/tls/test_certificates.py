@@ -18,7 +18,7 @@ from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.http.certificates import Certificates
-from trinamo.transports.sockets.certificates import find_validity, key_faults
+from trinamo.transports.sockets.certificates import key_faults, validity_of
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_the_expiry_is_what_another_reader_says(pair: tuple[Path, Path]) -> None
 @pytest.mark.parametrize("end", range(0, 200, 7))
 def test_half_a_certificate_has_no_expiry(pair: tuple[Path, Path], end: int) -> None:
     whole = ssl.PEM_cert_to_DER_cert(pair[0].read_text())
-    with pytest.raises(ValueError, match=r"certificate"):
-        find_validity(whole[:end])
+    with pytest.raises(ValueError):  # noqa: PT011 -- whatever the library says of it
+        validity_of(ssl.DER_cert_to_PEM_cert(whole[:end]))
 
 
 def test_a_missing_file_is_named(pair: tuple[Path, Path]) -> None:

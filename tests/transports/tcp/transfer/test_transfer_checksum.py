@@ -13,10 +13,16 @@ import pytest
 
 from trinamo.runtime.errors import CorruptedError, RefusedError
 from trinamo.runtime.protocol.transfer.description import MemoryDescription
-from trinamo.transports.tcp.transfer import checksum
-from trinamo.transports.tcp.transfer.checksum import STRETCH_BYTES, Checksum, choose, offered
+from trinamo.transports.tcp.transfer import memory
 from trinamo.transports.tcp.transfer.link import _fill
-from trinamo.transports.tcp.transfer.memory import BlockFlow, TcpRegion
+from trinamo.transports.tcp.transfer.memory import (
+    STRETCH_BYTES,
+    BlockFlow,
+    Checksum,
+    TcpRegion,
+    choose,
+    offered,
+)
 
 CRC32 = offered("crc32")["crc32"]
 
@@ -26,10 +32,10 @@ def no_xxhash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def missing(name: str) -> ModuleType:
         raise ImportError(f"No module named {name!r}")
 
-    checksum._xxh3.cache_clear()
+    memory._xxh3.cache_clear()
     monkeypatch.setattr(importlib, "import_module", missing)
     yield
-    checksum._xxh3.cache_clear()
+    memory._xxh3.cache_clear()
 
 
 def test_xxh3_is_offered_first_and_is_the_sum_that_every_xxh3_is() -> None:
