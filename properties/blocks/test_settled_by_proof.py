@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
 from trinamo.runtime.kv.transfer.settlement import Grant, Inquiries
-from trinamo.runtime.planes.settlement import InquiryReport, IsSettled
+from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerDescriptor
 
 pytestmark = pytest.mark.slow
@@ -112,15 +112,15 @@ class Peer:
 
 
 @attrs.define
-class World:
-    """Implements `SettlementPlane` for us."""
+class World(SettlementPlane):
+    """Asks for us."""
 
     peers: dict[str, Peer]
     address: str = "ours"
     incarnation: str = "0"
 
-    def answering(self, is_settled: IsSettled) -> nullcontext[None]:
-        return nullcontext()
+    def __attrs_post_init__(self) -> None:
+        SettlementPlane.__init__(self)
 
     async def inquire(
         self, address: str, incarnation: str, ticket: int, *, timeout_s: float

@@ -48,5 +48,5 @@ def test_every_frame_becomes_whole_or_gives_its_bytes_back(
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert {number for number, (_, _, gives_up) in enumerate(planned) if not gives_up} <= set(whole)
-    assert (budget.used_bytes, budget.waiting_count) == (0, 0)
+    assert (budget.used_bytes, len(budget._waiting)) == (0, 0)
     assert budget.take_nowait(bytes_max)

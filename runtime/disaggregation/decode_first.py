@@ -62,7 +62,7 @@ from ..protocol.openai.generate import GenerateRequest
 from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
-from .flow import Filled, Lending, check_token, first_item, wait_end
+from .engine import Filled, Lending, check_token, first_item, wait_end
 from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
 
 _log = logging.getLogger("trinamo.disaggregation")
@@ -142,7 +142,7 @@ class DecodeFirst:
     async def filled(
         self, request: GenerateRequest, prompt: Prompt, context: Context
     ) -> AsyncIterator[Filled | PrefillReason]:
-        """See `Flow.filled`; the blocks are reserved before anybody is asked."""
+        """See `PrefillFlow.filled`; the blocks are reserved before anybody is asked."""
         async with AsyncExitStack() as held:
             with self.lending.promise(prompt) as lend:
                 try:

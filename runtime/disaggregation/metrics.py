@@ -27,8 +27,6 @@ _LOCAL: Final = "local"
 
 
 class DecodeMetrics:
-    """Of a decode worker."""
-
     def __init__(self, registry: Registry, clock: Clock, mode: str) -> None:
         self.clock, self._mode = clock, mode
         self._prefills = registry.counts(
@@ -73,8 +71,6 @@ class DecodeMetrics:
 
 @attrs.define(eq=False)
 class RemotePrefill:
-    """One prompt that a prefill worker is to compute."""
-
     _metrics: DecodeMetrics
     _began_at: float
     has_come: bool = False
@@ -103,8 +99,6 @@ class PrefillOutcome(enum.StrEnum):
 
 @attrs.define(eq=False)
 class PrefillRecord:
-    """One prompt of a prefill worker."""
-
     outcome: PrefillOutcome = PrefillOutcome.CANCELLED
 
     def failed(self, request_id: str, error: TrinamoError) -> None:
@@ -114,8 +108,6 @@ class PrefillRecord:
 
 
 class PrefillMetrics:
-    """Of a prefill worker."""
-
     def __init__(self, registry: Registry) -> None:
         self._jobs = registry.counts(
             "prefill_jobs",

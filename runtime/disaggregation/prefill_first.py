@@ -45,7 +45,7 @@ from ..protocol.disaggregation.decision import PrefillReason
 from ..protocol.disaggregation.messages import Begun, Kept, PrefillAsk, prefill_request
 from ..protocol.openai.generate import GenerateRequest
 from ..sinks import Sleeper
-from .flow import Filled, Lending, check_token
+from .engine import Filled, Lending, check_token
 from .metrics import PrefillMetrics, PrefillOutcome
 
 MODE: Final = "prefill_first"
@@ -104,7 +104,7 @@ class PrefillFirst:
     async def filled(
         self, request: GenerateRequest, prompt: Prompt, context: Context
     ) -> AsyncIterator[Filled | PrefillReason]:
-        """See `Flow.filled`; blocks are reserved once the prompt is computed."""
+        """See `PrefillFlow.filled`; blocks are reserved once the prompt is computed."""
         async with AsyncExitStack() as held:
             with self.lending.promise(prompt) as lend:
                 found = await self._fill(held, request, prompt, context, lend)

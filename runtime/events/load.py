@@ -82,7 +82,6 @@ class LoadSource:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled."""
         async with open_nursery() as nursery:
             await nursery.start(self._source.run)
             task_status.started()
@@ -145,9 +144,6 @@ class WorkerState(enum.StrEnum):
     DRAINING = "draining"
 
 
-_encode = msgspec.msgpack.Encoder().encode
-
-
 class StatusSource:
     """Publishes the state of one instance of one endpoint."""
 
@@ -175,7 +171,6 @@ class StatusSource:
         self._is_draining.set()
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         async with open_nursery() as nursery:
             await nursery.start(self._source.run)
             await self._source.publish(_encode(self._state))

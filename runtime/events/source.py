@@ -97,8 +97,14 @@ class EventSource:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer for the snapshot, and beat, until cancelled."""
+
+        async def beat() -> None:
+            while True:
+                await trio.sleep(self._beat_s)
+                await self._send(None)
+
         async with open_nursery() as nursery:
-            nursery.start_soon(self._beat)
+            nursery.start_soon(beat)
             retries = Retries(_log, f"{self._topic}: nobody can ask for a snapshot")
             await retries.run(self._serve, task_status=task_status)
             nursery.cancel_scope.cancel()
@@ -140,11 +146,6 @@ class EventSource:
         return SequencedSnapshot(
             self._publisher, self._incarnation, self.sequence, body, part, parts
         )
-
-    async def _beat(self) -> None:
-        while True:
-            await trio.sleep(self._beat_s)
-            await self._send(None)
 
     async def _send(self, body: bytes | None) -> None:
         event = SequencedEvent(self._publisher, self._incarnation, self.sequence, body)

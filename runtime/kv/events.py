@@ -72,15 +72,12 @@ class KvEventSource:
         self._waiting.extend(events)
         self._waiting_blocks += sum(len(each.block_hashes) for each in events)
         if max(self._waiting_blocks, len(self._waiting)) > self._outbox_blocks_max:
-            self._give_up()
+            for event in self._waiting:
+                self._held.apply(event)
+            self._waiting.clear()
+            self._waiting_blocks = 0
+            self._source.skip()
         self._wakeup.set()
-
-    def _give_up(self) -> None:
-        for event in self._waiting:
-            self._held.apply(event)
-        self._waiting.clear()
-        self._waiting_blocks = 0
-        self._source.skip()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish, beat and answer for the snapshot until cancelled; what waits then is lost."""

@@ -137,7 +137,6 @@ class KvMemory(RegionSet):
 
 
 def _allocate(shape: KvShape, block_count: int, layout: KvLayout) -> tuple[Sequence[Array], Array]:
-    """The buffers to register, and one view of all."""
     layers, tail = shape.layers, (shape.block_tokens, shape.heads, shape.channels)
     if layout is KvLayout.BLOCK_FIRST:
         whole = np.zeros((block_count, layers, 2, *tail), shape.dtype)

@@ -37,21 +37,16 @@ class PrefixCache:
         """How many blocks here have this one for their parent; none is left out."""
         self._events: list[KvEvent] = []
 
-    def __contains__(self, block_id: object) -> bool:
-        return block_id in self._names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
     def find(self, digest: bytes) -> int | None:
-        """The block of this name."""
+        """The block that holds this prefix; `share` it before anything else is taken."""
         return self._blocks.get(digest)
 
     def store(self, block_ids: Sequence[int], hashes: Sequence[bytes], parent: bytes) -> list[int]:
-        """These blocks are full, each the child of the one before; which ones hold their KV here.
+        """These blocks of one owner are full for good, each the child of the one before; which blocks hold their KV.
 
-        Of a name that is taken it is the older block. What is behind a block that is not here is
-        not stored.
+        Where that is another one, of the same name and older, the caller may `share` it and give
+        its own back. `parent` is the hash before the first of them, empty if there is none. What is behind a
+        block that is not here is not stored.
         """
         held: list[int] = []
         new: list[bytes] = []
@@ -72,14 +67,24 @@ class PrefixCache:
             self._events.append(Stored(tuple(new)))
         return held
 
-    def remove(self, block_ids: Sequence[int]) -> list[int]:
+    def _remove(self, block_ids: Sequence[int]) -> list[int]:
         """Forget these blocks, in this order, and all behind them; which ones were forgotten."""
         removed: list[int] = []
         hashes: list[bytes] = []
         for block_id in block_ids:
             if block_id not in self._names:
                 continue
-            for each in reversed(self._with_descendants(block_id)):
+            digest, _ = self._names[block_id]
+            found = [block_id]
+            if digest in self._children:
+                # Seldom: whoever owns the end of a chain owns its beginning too, unless it computed
+                # that itself while another was here already, or a transfer reads the end alone.
+                doomed = {digest}
+                for name, block in self._blocks.items():
+                    if self._names[block][1] in doomed:
+                        doomed.add(name)
+                        found.append(block)
+            for each in reversed(found):
                 digest, parent = self._names.pop(each)
                 del self._blocks[digest]
                 if parent:
@@ -92,21 +97,7 @@ class PrefixCache:
             self._events.append(Removed(tuple(hashes)))
         return removed
 
-    def _with_descendants(self, block_id: int) -> list[int]:
-        digest, _ = self._names[block_id]
-        found = [block_id]
-        if digest in self._children:
-            # Seldom: whoever owns the end of a chain owns its beginning too, unless it computed
-            # that itself while another was here already, or a transfer reads the end alone.
-            doomed = {digest}
-            for name, block in self._blocks.items():
-                if self._names[block][1] in doomed:
-                    doomed.add(name)
-                    found.append(block)
-        return found
-
-    def clear(self) -> None:
-        """Forget all blocks."""
+    def _clear(self) -> None:
         if self._names:
             self._blocks.clear()
             self._names.clear()
@@ -118,8 +109,8 @@ class PrefixCache:
         events, self._events = self._events, []
         return events
 
-    def held(self) -> list[KvEvent]:
-        """All blocks, as the events that would tell them to somebody who knows of none."""
+    def stored(self) -> list[KvEvent]:
+        """All stored blocks, as the events that would tell them to somebody who knows of none."""
         return [Stored(tuple(self._blocks))] if self._blocks else []
 
 
@@ -128,7 +119,7 @@ def block_count_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
-class BlockPool:
+class BlockPool(PrefixCache):
     """`block_count` blocks, numbered from 0, each counted in exactly one of four ways.
 
     `free_count + used_count + in_flight_count + quarantined_count` is always their number.
@@ -140,10 +131,10 @@ class BlockPool:
     def __init__(self, block_count: int) -> None:
         if block_count < 1:
             raise ValueError(f"a pool needs at least one block, not {block_count}")
+        super().__init__()
         self._free = list(range(block_count - 1, -1, -1))
         self._owners = [0] * block_count
         """How many have each block."""
-        self._prefixes = PrefixCache()
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Stored blocks that nothing keeps, the one unused longest first."""
         self._leases: dict[int, int] = {}
@@ -210,7 +201,7 @@ class BlockPool:
     def share(self, block_ids: Iterable[int]) -> None:
         """Own these stored blocks too, whoever else does; their KV stays as it is."""
         for block_id in block_ids:
-            assert block_id in self._prefixes, f"block {block_id} is shared but not stored"
+            assert block_id in self._names, f"block {block_id} is shared but not stored"
             self._owners[block_id] += 1
             self._evictable.pop(block_id, None)
 
@@ -228,34 +219,14 @@ class BlockPool:
 
     # --- prefixes ---
 
-    def find(self, digest: bytes) -> int | None:
-        """The block that holds this prefix; `share` it before anything else is taken."""
-        return self._prefixes.find(digest)
-
-    def store(self, block_ids: Sequence[int], hashes: Sequence[bytes], parent: bytes) -> list[int]:
-        """These blocks of one owner are full for good; which blocks hold their KV.
-
-        Where that is another one, of the same name and older, the caller may `share` it and give
-        its own back. `parent` is the hash before the first of them, empty if there is none.
-        """
-        return self._prefixes.store(block_ids, hashes, parent)
-
     def forget_prefixes(self) -> None:
         """No stored block can be trusted any more; their owners keep them."""
-        self._prefixes.clear()
+        self._clear()
         self._free += self._evictable
         self._evictable.clear()
 
-    def take_events(self) -> list[KvEvent]:
-        """What became of stored blocks since the last call, in order."""
-        return self._prefixes.take_events()
-
-    def stored(self) -> list[KvEvent]:
-        """All stored blocks, as the events that would tell them to somebody who knows of none."""
-        return self._prefixes.held()
-
     def _forget(self, block_ids: Sequence[int]) -> None:
-        for block_id in self._prefixes.remove(block_ids):
+        for block_id in self._remove(block_ids):
             if block_id in self._evictable:
                 del self._evictable[block_id]
                 self._free.append(block_id)
@@ -328,7 +299,7 @@ class BlockPool:
         """Free a block, if what it has lost just now was the last that kept it."""
         if self._owners[block_id] or self._is_kept(block_id):
             return
-        if block_id in self._prefixes:
+        if block_id in self._names:
             self._evictable[block_id] = None
         else:
             self._free.append(block_id)

@@ -21,8 +21,6 @@ from .regions import KvCache, RegionSet
 
 
 class DeviceArray(Protocol):
-    """An array on a GPU."""
-
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]:
         """`shape`, `typestr`, `data` (address, whether it is read-only) and perhaps `strides`."""
@@ -53,18 +51,12 @@ def device_memory(
         raise ValueError("memory to register must be writable")
     if not length:
         raise ValueError("memory to register must not be empty")
-    if strides is not None and not _is_contiguous(shape, strides, item_bytes):
-        raise ValueError("memory to register must be contiguous, in C order")
-    return DeviceMemory(address=address, length=length, device=device, synchronize=synchronize)
-
-
-def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> bool:
     expected = item_bytes
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+    for size, stride in zip(reversed(shape), reversed(strides or ()), strict=strides is not None):
         if size > 1 and stride != expected:
-            return False
+            raise ValueError("memory to register must be contiguous, in C order")
         expected *= size
-    return True
+    return DeviceMemory(address=address, length=length, device=device, synchronize=synchronize)
 
 
 def kv_cache(

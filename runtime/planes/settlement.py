@@ -7,9 +7,9 @@ memory of others, so that a refused connection is an answer, too. What each resu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import attrs
 
@@ -29,41 +29,13 @@ class InquiryReport:
     """Where the connection was taken, by number and not by name; empty if it was not."""
 
 
-class SettlementPlane(Protocol):
+class SettlementPlane(ABC):
     """One end of the question in one process; the mover of tcp is one."""
 
-    @property
-    def address(self) -> str:
-        """Where we are asked: for our descriptor."""
-        ...
-
-    @property
-    def incarnation(self) -> str:
-        """Of this process: who is asked for."""
-        ...
-
-    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
-        """Answer peers by `is_settled` until the block is left.
-
-        Whoever owns transfers says so, and while nobody does, the answer is MOVING. After the block
-        is left `is_settled` is still asked, and must still be right: what its owner left behind
-        unsettled may move.
-        """
-        ...
-
-    async def inquire(
-        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
-    ) -> InquiryReport:
-        """Ask the peer at `address` about a ticket that we have revoked before.
-
-        Takes `timeout_s` seconds at most and raises nothing: what fails is a result, too. Cancelled, it
-        leaves nothing behind.
-        """
-        ...
-
-
-class SettlementAnswers:
-    """What a plane needs to implement `answering`: it asks every owner of transfers there was."""
+    address: str
+    """Where we are asked: for our descriptor."""
+    incarnation: str
+    """Of this process: who is asked for."""
 
     def __init__(self) -> None:
         self._owners: list[IsSettled] = []
@@ -71,7 +43,12 @@ class SettlementAnswers:
 
     @contextmanager
     def answering(self, is_settled: IsSettled) -> Iterator[None]:
-        """See `SettlementPlane.answering`."""
+        """Answer peers by `is_settled` until the block is left.
+
+        Whoever owns transfers says so, and while nobody does, the answer is MOVING. After the block
+        is left `is_settled` is still asked, and must still be right: what its owner left behind
+        unsettled may move.
+        """
         self._owners.append(is_settled)
         self._active_count += 1
         try:
@@ -80,5 +57,15 @@ class SettlementAnswers:
             self._active_count -= 1
 
     def is_settled(self, ticket: int) -> bool:
-        """Whether all say so, and somebody is there to start or refuse transfers."""
+        """Whether every owner of transfers there was says so, and somebody is there to start or refuse them."""
         return self._active_count > 0 and all(owner(ticket) for owner in self._owners)
+
+    @abstractmethod
+    async def inquire(
+        self, address: str, incarnation: str, ticket: int, *, timeout_s: float
+    ) -> InquiryReport:
+        """Ask the peer at `address` about a ticket that we have revoked before.
+
+        Takes `timeout_s` seconds at most and raises nothing: what fails is a result, too. Cancelled, it
+        leaves nothing behind.
+        """

@@ -98,7 +98,11 @@ class Transfer:
     was_admitted: bool = attrs.field(default=True, init=False)
     """False until the peer has admitted the first block, where the mover waits for that: it has
     touched nothing before."""
-    _confirmed: int = attrs.field(default=0, init=False)
+    confirmed_count: int = attrs.field(default=0, init=False)
+    """How many leading blocks of the list are certain, in the order given.
+
+    A transfer that fails may be resumed by another one from there. A backend that learns nothing before the
+    end says 0 until then."""
     _report: TransferReport | None = attrs.field(default=None, init=False)
     _error: TrinamoError | None = attrs.field(default=None, init=False)
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -127,22 +131,11 @@ class Transfer:
 
     @property
     def block_count(self) -> int:
-        """How many blocks are to move."""
         return len(self.local_blocks)
 
     @property
     def byte_count(self) -> int:
-        """How many bytes those are."""
         return self.block_count * self.there.block_bytes
-
-    @property
-    def confirmed_count(self) -> int:
-        """How many leading blocks of the list are certain, in the order given.
-
-        A transfer that fails may be resumed by another one from there. A backend that learns
-        nothing before the end says 0 until then.
-        """
-        return self._confirmed
 
     @property
     def is_over(self) -> bool:
@@ -196,19 +189,18 @@ class Transfer:
             except TrinamoError as error:
                 self.fail(error)
         if not self.is_over:
-            moved = f"{self._confirmed} of {self.block_count} blocks were moved"
+            moved = f"{self.confirmed_count} of {self.block_count} blocks were moved"
             self.fail(DeadlineError(f"{moved} within {self.deadline_s:g} s"))
 
     def begin(self) -> None:
-        """Its time runs from now on."""
         self._started_at = trio.current_time()
 
     def confirm(self, count: int) -> bool:
         """So many leading blocks are certain; whether to go on. May be called from any thread."""
         if self.is_over:
             return False
-        if self._confirmed < count <= self.block_count:
-            self._confirmed = count
+        if self.confirmed_count < count <= self.block_count:
+            self.confirmed_count = count
         return True
 
     def fail(self, error: TrinamoError) -> None:
@@ -220,7 +212,7 @@ class Transfer:
     def succeed(self, *, is_verified: bool) -> None:
         """It is done, unless it is over."""
         if not self.is_over:
-            self._confirmed = self.block_count
+            self.confirmed_count = self.block_count
             self._report = TransferReport(
                 backend=self.backend,
                 path=self.path,

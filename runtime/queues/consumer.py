@@ -203,7 +203,11 @@ class Consumer(Generic[T]):
             try:
                 job = await self._queue.take(wait_s=_TAKE_WAIT_S)
             except TrinamoError as error:
-                self._refused(error)
+                self.counts.broker_errors += 1
+                # Said once per outage, not once per slot and try.
+                level = logging.DEBUG if self._is_refused else logging.WARNING
+                self._is_refused = True
+                _log.log(level, "queue %s gives no jobs: %s; trying on", self._queue.name, error)
                 await trio.sleep(self._env.rng.uniform(*_BROKER_PAUSE_S))
                 return None
             finally:
@@ -211,13 +215,6 @@ class Consumer(Generic[T]):
             self._is_refused = False
             return job
         return None
-
-    def _refused(self, error: TrinamoError) -> None:
-        self.counts.broker_errors += 1
-        # Said once per outage, not once per slot and try.
-        level = logging.DEBUG if self._is_refused else logging.WARNING
-        self._is_refused = True
-        _log.log(level, "queue %s gives no jobs: %s; trying on", self._queue.name, error)
 
     # --- one job ---
 
@@ -250,7 +247,6 @@ class Consumer(Generic[T]):
                 self._on_outcome(outcome)
 
     def _begin(self, job: LeasedJob) -> tuple[Context, Leg]:
-        """The context of an attempt, and its leg."""
         context = Context(job.origin.request_id or job.id)
         context.trace = self._traces.begin(context.id, job.origin.traceparent)
         leg = context.trace.begin("job", queue=self._queue.name, job=job.id, attempt=job.attempt)

@@ -65,7 +65,6 @@ class QueueTally:
 
     @property
     def working(self) -> int:
-        """Jobs that consumers here have in hand."""
         return sum(consumer.counts.working for consumer in self.consumers)
 
     def count(self, operation: str, result: str) -> None:
@@ -200,12 +199,8 @@ class Queues:
         self._traces = traces or self._no_traces
         self._env = env
         self._read_interval_s = read_interval_s
-        self._tallies: dict[str, QueueTally] = {}
-
-    @property
-    def tallies(self) -> dict[str, QueueTally]:
+        self.tallies: dict[str, QueueTally] = {}
         """What was counted, by the names of the queues; `SHOWN_MAX` of them at most."""
-        return self._tallies
 
     @asynccontextmanager
     async def open(
@@ -280,11 +275,11 @@ class Queues:
                     tally.consumers.remove(opened)
 
     def _tally(self, name: str) -> QueueTally:
-        tally = self._tallies.get(name)
+        tally = self.tallies.get(name)
         if tally is None:
             tally = QueueTally()
-            if len(self._tallies) < SHOWN_MAX:
-                self._tallies[name] = tally
+            if len(self.tallies) < SHOWN_MAX:
+                self.tallies[name] = tally
                 if self._metrics is not None:
                     _show(self._metrics, self._env.clock, name, tally)
             else:

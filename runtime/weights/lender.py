@@ -28,6 +28,7 @@ from ..errors import (
     UnavailableError,
 )
 from ..kv.transfer.routes import RoutedMemory, register_with
+from ..metrics.tallies import Registry
 from ..planes import TransferPlane
 from .files import Hop, read_chunk
 from .messages import (
@@ -41,7 +42,29 @@ from .messages import (
     WeightsCard,
     region_fingerprint,
 )
-from .metrics import WeightsMetrics
+
+
+class WeightsMetrics:
+    def __init__(self, registry: Registry) -> None:
+        self.bytes = registry.counts(
+            "weights_bytes", "Bytes of model files, lent to peers or taken from them", "direction"
+        )
+        """A chunk is `lent` once it was staged for a peer, `taken` once it was right and is on the disk."""
+        self.failures = registry.counts(
+            "weights_failures",
+            "Breaks while a file was taken, each gone on elsewhere or later",
+            "reason",
+        )
+        """By the code of the error."""
+        self.lending = registry.count(
+            "weights_peers", "Peers that take a file from here", may_fall=True
+        )
+        self.duration = registry.count(
+            "weights_fetch_seconds",
+            "How long it took to take our own model's file, breaks included",
+            may_fall=True,
+        )
+
 
 _BURST_S: Final = 0.1
 """What was not used is kept for so long, so that a late timer costs no bandwidth."""
@@ -71,8 +94,6 @@ _TICKET_BITS: Final = 62
 
 @attrs.frozen
 class HeldFile:
-    """A model file of ours."""
-
     path: Path
     model: str
 
@@ -135,7 +156,6 @@ class Lender:
         self._memory, self._window = memory, window
 
     def add(self, file: HeldFile, manifest: Manifest) -> None:
-        """Lend this file from now on."""
         self._files[manifest.sha256] = (file, manifest)
 
     def cards(self, namespace: str) -> list[tuple[str, WeightsCard]]:
@@ -185,7 +205,7 @@ class Lender:
             )
         file, manifest = found
         loan = self._loans[context.id] = _Loan(ask.taker, manifest)
-        self._metrics.lending(len(self._loans))
+        self._metrics.lending.value = len(self._loans)
         try:
             yield HolderOpened(
                 byte_count=manifest.byte_count,
@@ -220,11 +240,11 @@ class Lender:
                 ticket = self._rng.getrandbits(_TICKET_BITS) + 1
                 loan.held[want.chunk] = (block, ticket)
                 self._memory.grant(ticket, [block], may_write=False)
-                self._metrics.lent(length)
+                self._metrics.bytes.tally("lent").value += length
                 yield LentChunk(chunk=want.chunk, block=block, ticket=ticket)
         finally:
             del self._loans[context.id]
-            self._metrics.lending(len(self._loans))
+            self._metrics.lending.value = len(self._loans)
             self._take_back(loan, manifest.count, self._memory)
 
     def _take_back(self, loan: _Loan, before: int, memory: RoutedMemory) -> None:

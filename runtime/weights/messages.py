@@ -50,7 +50,6 @@ def weights_key(sha256: str, instance_id: str) -> str:
 
 
 def encode_weights_card(card: WeightsCard) -> bytes:
-    """The value to publish."""
     return msgspec.json.encode(card)
 
 
@@ -135,11 +134,9 @@ class Manifest:
 
     @property
     def count(self) -> int:
-        """How many chunks."""
         return -(-self.byte_count // self.chunk_bytes)
 
     def length(self, chunk: int) -> int:
-        """Bytes of one chunk."""
         return min(self.chunk_bytes, self.byte_count - chunk * self.chunk_bytes)
 
     def is_right(self, chunk: int, data: memoryview) -> bool:

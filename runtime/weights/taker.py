@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
@@ -36,6 +36,7 @@ from ..planes import ControlPlane
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.transfer.description import Direction
 from .files import PartialFile
+from .lender import WeightsMetrics
 from .messages import (
     WEIGHTS_PREFIX,
     WINDOW,
@@ -49,7 +50,6 @@ from .messages import (
     decode_weights_card,
     region_fingerprint,
 )
-from .metrics import WeightsMetrics
 
 _log = logging.getLogger("trinamo.weights")
 _PAUSE_MIN_S: Final = 0.2
@@ -65,8 +65,6 @@ def weights_endpoint(namespace: str) -> EndpointName:
 
 @attrs.frozen
 class MissingFile:
-    """A model file that is missing."""
-
     model: str
     namespace: str
     sha256: str | None = None
@@ -75,8 +73,6 @@ class MissingFile:
 
 @attrs.frozen
 class Offer:
-    """One holder of one file."""
-
     sha256: str
     instance_id: str
     card: WeightsCard
@@ -148,16 +144,12 @@ class _Pausing:
         return any(each.instance_id not in self._liars for each in offers)
 
 
-class _Clients(Protocol):
-    async def client(self, endpoint: EndpointName) -> Client: ...
-
-
 @attrs.define(eq=False, kw_only=True)
 class Taker:
     """Takes one file; `router` is over the backends of this process. Owns no task."""
 
     control: ControlPlane
-    clients: _Clients
+    client: Callable[[EndpointName], Awaitable[Client]]
     router: TransferRouter
     config: Config
     metrics: WeightsMetrics
@@ -177,7 +169,7 @@ class Taker:
         too large or does not fit on the disk. Whatever it raises, and cancelled, what is on the disk
         stays for the next attempt.
         """
-        client = await self.clients.client(weights_endpoint(self.config.worker.namespace))
+        client = await self.client(weights_endpoint(self.config.worker.namespace))
         pausing = _Pausing()
         began_at = gained_at = trio.current_time()
         error: TrinamoError | None = None
@@ -194,10 +186,10 @@ class Taker:
             if offer is not None:
                 error = await self._try(client, offer, partial)
                 if error is None:
-                    self.metrics.fetched(trio.current_time() - began_at)
+                    self.metrics.duration.value = trio.current_time() - began_at
                     return
                 pausing.failed(offer.instance_id, error, trio.current_time())
-                self.metrics.failed(error.code)
+                self.metrics.failures.tally(error.code).value += 1
                 _log.warning("weights from %s: %s; going on elsewhere", offer.instance_id, error)
             if partial.byte_count > count or (offers and isinstance(error, OverloadedError)):
                 # A holder that is there and busy is waited for.
@@ -257,7 +249,7 @@ class Taker:
                 start = block * manifest.chunk_bytes
                 length = manifest.length(lent.chunk)
                 await partial.append(window[start : start + length])
-                self.metrics.taken(length)
+                self.metrics.bytes.tally("taken").value += length
                 self.report(
                     DownloadProgress(partial.byte_count, manifest.byte_count, offer.instance_id)
                 )

@@ -12,8 +12,7 @@ import trio
 from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation import decode_first, prefill_first
 from trinamo.runtime.disaggregation.decode_first import DecodeFirst, QueuedPrefills
-from trinamo.runtime.disaggregation.engine import DisaggregatedEngine
-from trinamo.runtime.disaggregation.flow import Filled
+from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, Filled
 from trinamo.runtime.disaggregation.prefill_first import PrefillFirst
 from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.engines.loop.steps import StepLoop

@@ -58,8 +58,7 @@ KNOWN = {
         "entered acked died expired forgotten broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
         watches blocks_in_flight
-        active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks
-        waiting_count""",
+        active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks""",
     "the faults of the memory planes, for tests of programs": """
         outage drop_next""",
     "servers of tests and benchmarks": "thaw",

@@ -33,7 +33,7 @@ from tests.sources import ROOT
 
 MODULES: Final = (
     *("trinamo.cli.main", "trinamo.cli.serve.roles", "trinamo.cli.up.cluster"),
-    *("trinamo.transports.nats.client", "grpc", "rich.console", "rich.table"),
+    *("trinamo.transports.nats.island", "grpc", "rich.console", "rich.table"),
 )
 """What roles and commands import, most of it when they need it."""
 MESSAGE_BYTES_MAX: Final = 1 << 20

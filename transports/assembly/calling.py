@@ -123,8 +123,10 @@ class Caller:
             except Exception as error:  # noqa: BLE001 -- whatever it is, its reader is told
                 received.finish(error)
             else:
-                is_killed = context.scope.cancelled_caught
-                received.finish(_cut(context) if is_killed else None)
+                cut: Exception = DeadlineError("the answer's time is up")
+                if context.is_killed:
+                    cut = KilledError("the request was killed", reason=str(context.reason))
+                received.finish(cut if context.scope.cancelled_caught else None)
 
         async with open_nursery() as nursery:
             nursery.start_soon(receive)
@@ -151,12 +153,6 @@ def _request_of(prompt: Prompt, model: str, options: GenerateOptions) -> Generat
             f"a prompt is text, a list of ChatMessage or a GenerateRequest, not {what}"
         ) from None
     return GenerateRequest(model=model, messages=turns, **options)
-
-
-def _cut(context: Context) -> Exception:
-    if context.is_killed:
-        return KilledError("the request was killed", reason=str(context.reason))
-    return DeadlineError("the answer's time is up")
 
 
 @asynccontextmanager

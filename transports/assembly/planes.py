@@ -133,12 +133,11 @@ class RealTransports:
         async with open_spans(config.tracing, process) as spans:
             yield spans
 
-    @asynccontextmanager
-    async def open_transfers(self, config: Config, env: Env) -> AsyncIterator[TransferChain]:
+    def open_transfers(
+        self, config: Config, env: Env
+    ) -> AbstractAsyncContextManager[TransferChain]:
         """The chain of `data_plane`, without what this machine has no library for."""
-        options = self._tcp_options(config, env)
-        async with open_transfer_chain(config.data_plane, env, options) as chain:
-            yield chain
+        return open_transfer_chain(config.data_plane, env, self._tcp_options(config, env))
 
     def _sealer_of(self, config: Config, env: Env) -> Sealer:
         """One for all that this process says by brokers."""

@@ -73,11 +73,8 @@ async def serve_stream(
     SIGINT and SIGTERM ask, unless `stop` is given; a second one, and cancellation, end it at once.
     For several endpoints see `open_runtime` and `Runtime.serve`, which has more arguments.
     """
-
-    async def begin(runtime: Runtime) -> None:
-        await runtime.serve(endpoint, handler, request_type=request_type, metadata=metadata)
-
-    await _serve_until_stopped(begin, config, stop)
+    said: Any = {"request_type": request_type, "metadata": metadata}
+    await _serve_until_stopped(lambda it: it.serve(endpoint, handler, **said), config, stop)
 
 
 async def serve_unary(
@@ -90,11 +87,8 @@ async def serve_unary(
     stop: StopRequest | None = None,
 ) -> None:
     """Serve what `Client.call` asks, one answer for each request; all else as `serve_stream`."""
-
-    async def begin(runtime: Runtime) -> None:
-        await runtime.serve_unary(endpoint, handler, request_type=request_type, metadata=metadata)
-
-    await _serve_until_stopped(begin, config, stop)
+    said: Any = {"request_type": request_type, "metadata": metadata}
+    await _serve_until_stopped(lambda it: it.serve_unary(endpoint, handler, **said), config, stop)
 
 
 async def serve_bidirectional(
@@ -108,21 +102,14 @@ async def serve_bidirectional(
     stop: StopRequest | None = None,
 ) -> None:
     """Serve what `Client.exchange` asks, input and answer streamed; all else as `serve_stream`."""
-
-    async def begin(runtime: Runtime) -> None:
-        await runtime.serve_bidirectional(
-            endpoint,
-            handler,
-            request_type=request_type,
-            input_type=input_type,
-            metadata=metadata,
-        )
-
-    await _serve_until_stopped(begin, config, stop)
+    said: Any = {"request_type": request_type, "input_type": input_type, "metadata": metadata}
+    await _serve_until_stopped(
+        lambda it: it.serve_bidirectional(endpoint, handler, **said), config, stop
+    )
 
 
 async def _serve_until_stopped(
-    begin: Callable[[Runtime], Awaitable[None]], config: Config | None, stop: StopRequest | None
+    begin: Callable[[Runtime], Awaitable[object]], config: Config | None, stop: StopRequest | None
 ) -> None:
     async with asked_to_stop(stop) as asked, open_runtime(config, serving=True) as runtime:
         with asked.starting():

@@ -31,8 +31,6 @@ _OURS: Final = ("trinamo-etcd-", "trinamo-nats-", "trinamo-run-")
 
 @attrs.frozen
 class ProcessEntry:
-    """One process of the cluster."""
-
     name: str
     pid: int
     url: str = ""
@@ -73,12 +71,10 @@ class RunFile:
 
     @property
     def path(self) -> Path:
-        """Where it is written."""
         return run_folder() / f"{self.pid}.json"
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that wrote it still runs."""
         return process_started(self.pid) == self.started
 
     def write(self) -> None:

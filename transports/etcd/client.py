@@ -36,18 +36,8 @@ LOG_INTERVAL_S: Final = 5.0
 
 @attrs.frozen
 class Credentials:
-    """A user of etcd's own access control."""
-
     username: str
     password: str = attrs.field(repr=False)
-
-
-@attrs.frozen
-class CallOutcome:
-    """A reply, and whether an earlier try of the same call may have taken effect too."""
-
-    reply: Any
-    is_doubtful: bool
 
 
 class EtcdClient:
@@ -92,14 +82,12 @@ class EtcdClient:
         return pause_s * self._rng.uniform(0.5, 1.5)
 
     def heard(self) -> None:
-        """The store has answered, on a call or on a stream."""
         self._heard_at = trio.current_time()
         if not self.is_connected:
             self.is_connected = True
             self._tell("etcd at %s answers", self.where)
 
     def missed(self, why: str) -> None:
-        """An answer did not come."""
         if self.is_connected:
             self.is_connected = False
             self._tell("etcd at %s does not answer: %s", self.where, why)
@@ -132,15 +120,15 @@ class EtcdClient:
 
     async def read(self, name: str, request: Any) -> Any:
         """A call without an effect. Raises `ConnectError`, `DeadlineError` or the store's no."""
-        return (await self._repeat(name, request, repeatable=True, writes=False)).reply
+        return (await self._repeat(name, request, repeatable=True, writes=False))[0]
 
-    async def write_repeatably(self, name: str, request: Any) -> CallOutcome:
-        """A call whose second effect changes nothing that matters."""
+    async def write_repeatably(self, name: str, request: Any) -> tuple[Any, bool]:
+        """A call whose second effect changes nothing that matters; whether an earlier try may have had one, too."""
         return await self._repeat(name, request, repeatable=True, writes=True)
 
     async def write_once(self, name: str, request: Any) -> Any:
         """A call that is sent at most once; `UnknownOutcomeError` if its reply is lost."""
-        return (await self._repeat(name, request, repeatable=False, writes=True)).reply
+        return (await self._repeat(name, request, repeatable=False, writes=True))[0]
 
     async def metadata(self) -> Metadata:
         """What goes with every call: the token, if there are credentials."""
@@ -163,10 +151,10 @@ class EtcdClient:
             request = wire.AuthenticateRequest(
                 name=self.credentials.username, password=self.credentials.password
             )
-            answer = await self._repeat(
+            answer, _ = await self._repeat(
                 "Authenticate", request, repeatable=True, writes=False, metadata=()
             )
-            self._token = answer.reply.token
+            self._token = answer.token
 
     async def _repeat(
         self,
@@ -176,7 +164,7 @@ class EtcdClient:
         repeatable: bool,
         writes: bool,
         metadata: Metadata | None = None,
-    ) -> CallOutcome:
+    ) -> tuple[Any, bool]:
         deadline = trio.current_time() + self.timeout_s
         pause_s = RETRY_PAUSE_MIN_S
         is_doubtful = was_denied = False
@@ -210,7 +198,7 @@ class EtcdClient:
                     raise _given_up(text, is_doubtful=is_doubtful, writes=writes) from None
             else:
                 self.heard()
-                return CallOutcome(reply, is_doubtful)
+                return reply, is_doubtful
             await trio.sleep(self.jittered(pause_s))
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
 

@@ -1,7 +1,7 @@
 """`EtcdControlPlane`, and `open_etcd`, which owns everything it is made of.
 
 Values, revisions and leases are etcd's own; nothing is cached. Read `client.py` for what happens
-to a call when a server goes away, `watches.py` for what happens to a watch.
+to a call when a server goes away, `watching.py` for what happens to a watch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from trinamo.runtime.planes import (
 )
 
 from . import wire_pb2 as wire
-from .bridge import GrpcChannel
-from .channel import open_channel, parse_endpoints, resolve
+from .bridge import GrpcChannel, open_channel, parse_endpoints, resolve
 from .client import Credentials, EtcdClient, lease_seconds
 from .keeping import LeaseKeeper
 from .rpc import NO_SPACE, SPACE_REMEDY
-from .watches import WatchTable, entry_of, prefix_range
-from .watching import WatchKeeper, WatchReader
+from .watching import WatchKeeper, WatchReader, WatchTable, entry_of, prefix_range
 
 # etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -90,9 +88,8 @@ class EtcdControlPlane:
             success=[wire.RequestOp(request_put=put)],
             failure=[wire.RequestOp(request_range=wire.RangeRequest(key=put.key))],
         )
-        answer = await self._client.write_repeatably("Txn", request)
-        reply = answer.reply
-        if reply.succeeded or not answer.is_doubtful:
+        reply, is_doubtful = await self._client.write_repeatably("Txn", request)
+        if reply.succeeded or not is_doubtful:
             return PutOutcome(succeeded=reply.succeeded, revision=reply.header.revision)
         # The guard may have failed because of the try before this one, whose reply was lost. A
         # lease is known to its owner only, so a value under ours was written by us.
@@ -121,7 +118,7 @@ class EtcdControlPlane:
         Repeated over lost replies: a lease granted twice holds nothing and ends by itself.
         """
         request = wire.LeaseGrantRequest(ttl_s=lease_seconds(ttl_s))
-        reply = (await self._client.write_repeatably("LeaseGrant", request)).reply
+        reply, _ = await self._client.write_repeatably("LeaseGrant", request)
         return Lease(id=reply.id, ttl_s=float(reply.ttl_s))
 
     async def keep_alive(self, lease_id: int) -> float:

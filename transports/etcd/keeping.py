@@ -88,7 +88,6 @@ class LeaseKeeper:
         return question.left_s
 
     async def run(self) -> None:
-        """Keep the stream until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
             while not self._questions:

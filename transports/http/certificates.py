@@ -1,6 +1,6 @@
 """The server's certificate, and the context that is made of its files (`transports/sockets/certificates.py`).
 
-What this file does not do: speak TLS (`transports/sockets/tls.py`).
+What this file does not do: speak TLS (`transports/sockets/wire.py`).
 """
 
 from __future__ import annotations

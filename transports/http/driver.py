@@ -21,8 +21,14 @@ from trinamo.runtime.http.bodies import Budget
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.transport import AsgiApp
-from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
-from trinamo.transports.sockets.wire import Wire, abort, open_wire
+from trinamo.transports.sockets.wire import (
+    SealedWire,
+    TlsSession,
+    Wire,
+    abort,
+    open_wire,
+    shake_hands,
+)
 
 from .asgi import AsgiCall
 from .certificates import Certificates

@@ -43,7 +43,6 @@ class ControlFaults:
 
     @property
     def is_link_up(self) -> bool:
-        """Whether calls get through."""
         return self._link_is_up.is_set()
 
     def cut_link(self) -> None:
@@ -57,7 +56,6 @@ class ControlFaults:
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """The link is cut while inside."""
         self.cut_link()
         try:
             yield
@@ -69,7 +67,6 @@ class ControlFaults:
         self._unknown_outcomes = count
 
     async def wait_link(self) -> None:
-        """Wait until calls get through."""
         while not self._link_is_up.is_set():
             await self._link_is_up.wait()
 

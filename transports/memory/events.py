@@ -3,17 +3,21 @@
 Several `MemoryEventPlane`s on one `MemoryBroker` act as several processes. It keeps the promises
 of a NATS server, at most once and in order per publisher, without its sockets, so it also runs
 under a virtual clock. The broker's fault hooks (`stop`, `start`, `drop_next`, `delay_s`) do on
-purpose what a network does by chance. Nothing outlives the process. Work queues are in `queue.py`; the
+purpose what a network does by chance. Nothing outlives the process. The broker's work queues are the
+model of `runtime/protocol/queue/work_queue.py` on trio's clock: what is awaited is only time, the broker's return, and a
+job to take. The
 real thing is `transports/nats`.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 import attrs
 import trio
@@ -22,12 +26,125 @@ from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
     OverloadedError,
+    RequestError,
     UnavailableError,
 )
-from trinamo.runtime.planes import Message, QueueLimits
-from trinamo.runtime.planes.subjects import check_message, check_pattern
+from trinamo.runtime.planes import Message
+from trinamo.runtime.planes.events import check_message, check_pattern
+from trinamo.runtime.protocol.queue.jobs import (
+    NO_ORIGIN,
+    DeadLetter,
+    JobOrigin,
+    LeasedJob,
+    PutResult,
+    QueueLimits,
+    QueueStatistics,
+    Settlement,
+    check_delay,
+    check_job_id,
+    check_queue_name,
+)
+from trinamo.runtime.protocol.queue.work_queue import WorkQueueModel
 
-from .queue import MemoryQueues, MemoryWorkQueue
+ADMINISTRATION_TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+
+class MemoryWorkQueue:
+    """One process's handle of a queue. Nothing to close: leases end by themselves."""
+
+    def __init__(self, broker: MemoryBroker, name: str, model: WorkQueueModel) -> None:
+        self.name, self._broker = name, broker
+        self.model = model
+        """The queue itself, for tests that count."""
+
+    @property
+    def limits(self) -> QueueLimits:
+        return self.model.limits
+
+    async def take(self, *, wait_s: float) -> LeasedJob | None:
+        await trio.lowlevel.checkpoint()
+        give_up_at = trio.current_time() + wait_s
+        while True:
+            if self._broker.is_running:
+                job = self.model.take(f"{next(self._broker.tokens):x}", now=trio.current_time())
+                if job is not None:
+                    return job
+                due = self.model.next_due()
+            else:
+                due = None
+            if trio.current_time() >= give_up_at:
+                return None
+            # Read before waiting: a change sets this very event and puts a fresh one in its place.
+            changed = self._broker.changed
+            with trio.move_on_at(min(give_up_at, math.inf if due is None else due)):
+                await changed.wait()
+
+    async def put(
+        self,
+        job_id: str,
+        payload: bytes,
+        *,
+        origin: JobOrigin = NO_ORIGIN,
+        timeout_s: float = 10.0,
+    ) -> PutResult:
+        check_job_id(job_id)
+        bytes_max = self._broker.message_bytes_max
+        if len(payload) > bytes_max:
+            raise RequestError(f"a job of {len(payload)} bytes; {bytes_max} fit", param="payload")
+        put = partial(self.model.put, job_id, bytes(payload), origin)
+        return await self._ask(put, timeout_s=timeout_s)
+
+    async def extend(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._ask(partial(self.model.extend, job.token), timeout_s=timeout_s)
+
+    async def ack(self, job: LeasedJob, *, timeout_s: float = 10.0) -> Settlement:
+        return await self._ask(partial(self.model.ack, job.token), timeout_s=timeout_s)
+
+    async def nak(
+        self,
+        job: LeasedJob,
+        *,
+        delay_s: float = 0.0,
+        reason: str = "",
+        timeout_s: float = 10.0,
+    ) -> Settlement:
+        check_delay(delay_s)
+        nak = partial(self.model.nak, job.token, delay_s, reason)
+        return await self._ask(nak, timeout_s=timeout_s)
+
+    async def statistics(self) -> QueueStatistics:
+        return await self._ask(self.model.statistics)
+
+    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
+        return await self._ask(partial(self.model.dead_letters, count_max))
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        return await self._ask(partial(self.model.dead_letter, job_id))
+
+    async def requeue(self, job_id: str) -> bool:
+        return await self._ask(partial(self.model.requeue, job_id))
+
+    async def purge_dead(self, job_id: str | None = None) -> int:
+        return await self._ask(partial(self.model.purge_dead, job_id))
+
+    async def _ask(
+        self, step: Callable[..., T], *, timeout_s: float = ADMINISTRATION_TIMEOUT_S
+    ) -> T:
+        """Take one step of the model, at a time `now`, as soon as the broker is there."""
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(timeout_s):
+            while not self._broker.is_running:
+                await self._broker.changed.wait()
+        if not self._broker.is_running:
+            raise DeadlineError(
+                f"the broker was away for {timeout_s:g} s, so queue {self.name} is unchanged",
+                definite=True,
+            )
+        result = step(now=trio.current_time())
+        self._broker.notify()
+        return result
+
 
 _NO_RESPONDERS = {"Status": "503"}
 _REPLIES_MAX = 64
@@ -65,12 +182,8 @@ class MemorySubscription:
         self._pending: deque[tuple[float, Message]] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
         self._is_closed = False
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
+        self.dropped = 0
         """How many messages found `pending_max` others waiting and were dropped."""
-        return self._dropped
 
     def __aiter__(self) -> Self:
         return self
@@ -94,7 +207,7 @@ class MemorySubscription:
     def deliver(self, due: float, message: Message) -> None:
         """Queue a message that may be read at `due` seconds on trio's clock; synchronous."""
         if len(self._pending) >= self._pending_max:
-            self._dropped += 1
+            self.dropped += 1
             return
         if self._pending:
             # A shorter delay set meanwhile must not let this message overtake.
@@ -110,7 +223,7 @@ class MemorySubscription:
 
 
 class MemoryBroker:
-    """The server's part: who is subscribed to what, and the faults to inject.
+    """The server's part: who is subscribed to what, its work queues, and the faults to inject.
 
     `delay_s` is how long every message travels. `message_bytes_max` bounds one payload with its
     headers.
@@ -120,7 +233,12 @@ class MemoryBroker:
         self.message_bytes_max = message_bytes_max
         self.delay_s = 0.0
         self.is_running = True
-        self.queues = MemoryQueues()
+        self.changed = trio.Event()
+        """Set, and replaced by a new one, when a queue has changed, or the broker went away or came back."""
+        self.tokens = itertools.count(1)
+        """Of leases."""
+        self.models: dict[str, WorkQueueModel] = {}
+        """The queues, by name."""
         self._exact: dict[str, list[MemorySubscription]] = {}
         self._patterns: list[MemorySubscription] = []
         self._waiting: deque[_Sent] = deque()
@@ -136,16 +254,33 @@ class MemoryBroker:
     def stop(self) -> None:
         """Go away: publishes wait in the senders' buffers, subscriptions are remembered."""
         self.is_running = False
-        self.queues.set_running(False)
+        self.notify()
 
     def start(self) -> None:
         """Come back and deliver what the senders buffered, in the order it was published."""
         self.is_running = True
-        self.queues.set_running(True)
+        self.notify()
         while self._waiting:
             sent = self._waiting.popleft()
             sent.sender.buffered -= 1
             self.route(sent.message)
+
+    def notify(self) -> None:
+        """Wake everyone who waits for a change."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def open_queue(self, name: str, limits: QueueLimits | None) -> WorkQueueModel:
+        """The queue called `name`; made if `limits` are given, which then are in force."""
+        check_queue_name(name)
+        model = self.models.get(name)
+        if model is None:
+            if limits is None:
+                raise UnavailableError(f"there is no queue {name}")
+            model = self.models[name] = WorkQueueModel(limits)
+        elif limits is not None:
+            model.limits = limits
+        return model
 
     def drop_next(self, count: int) -> None:
         """Lose the next `count` messages on their way; neither side is told."""
@@ -175,7 +310,6 @@ class MemoryBroker:
 
     @contextmanager
     def attach(self, pattern: str, *, group: str, pending_max: int) -> Iterator[MemorySubscription]:
-        """Hold a subscription open."""
         subscription = MemorySubscription(pattern, group, pending_max)
         home = self._patterns if {"*", ">"} & set(pattern) else self._exact.setdefault(pattern, [])
         home.append(subscription)
@@ -229,7 +363,8 @@ class MemoryEventPlane:
         self.buffered = 0
         self._broker = broker
         self._buffered_max = buffered_max
-        self._dropped = 0
+        self.dropped = 0
+        """How many messages were refused because the buffer was full."""
         self._number = broker.register()
         self._request_count = 0
 
@@ -237,11 +372,6 @@ class MemoryEventPlane:
     def message_bytes_max(self) -> int:
         """The largest payload, with its headers, that the broker takes."""
         return self._broker.message_bytes_max
-
-    @property
-    def dropped(self) -> int:
-        """How many messages were refused because the buffer was full."""
-        return self._dropped
 
     async def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] = {}
@@ -297,14 +427,11 @@ class MemoryEventPlane:
     ) -> AsyncIterator[MemoryWorkQueue]:
         """Open a queue; with `limits` it is made if need be, and they are in force from now on."""
         await trio.lowlevel.checkpoint()
-        model = self._broker.queues.open(name, limits)
-        yield MemoryWorkQueue(
-            self._broker.queues, name, model, payload_bytes_max=self.message_bytes_max
-        )
+        yield MemoryWorkQueue(self._broker, name, self._broker.open_queue(name, limits))
 
     async def work_queue_names(self) -> list[str]:
         await trio.lowlevel.checkpoint()
-        return self._broker.queues.names
+        return sorted(self._broker.models)
 
     async def check_health(self) -> str:
         """One line about the broker; raises `ConnectError` while it is away."""
@@ -318,7 +445,7 @@ class MemoryEventPlane:
     ) -> Message:
         check_message(subject, payload, reply, headers, bytes_max=self.message_bytes_max)
         if not self._broker.is_running and self.buffered >= self._buffered_max:
-            self._dropped += 1
+            self.dropped += 1
             raise OverloadedError(
                 f"the broker is away and {self.buffered} messages wait for it",
                 bound="buffered_max",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
@@ -30,7 +30,7 @@ from trinamo.runtime.errors import (
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import Mover, Registrable, RemoteMemory, Transfer, TransferPlane
 from trinamo.runtime.planes.regions import HostRegion
-from trinamo.runtime.planes.settlement import InquiryReport, IsSettled, SettlementAnswers
+from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.transfer.description import (
     Direction,
@@ -87,17 +87,14 @@ class TransferFabric:
         self.movers[mover.incarnation] = self.listeners[mover.address] = mover
 
     def leave(self, mover: MemoryMover) -> None:
-        """Let nobody reach it any more."""
         self.movers.pop(mover.incarnation, None)
         if self.listeners.get(mover.address) is mover:
             del self.listeners[mover.address]
 
     def is_alive(self, mover: MemoryMover) -> bool:
-        """Whether its process still is."""
         return mover.incarnation in self.movers
 
     def knows(self, address: str) -> bool:
-        """Whether anything can be brought there."""
         return address in self.listeners
 
     def living(self, address: str) -> list[str]:
@@ -143,9 +140,7 @@ async def _after(delay_s: float, arrive: Callable[[], None]) -> None:
     arrive()
 
 
-class MemoryMover(Mover[HostRegion]):
-    """One process on a fabric. Implements `SettlementPlane`, too."""
-
+class MemoryMover(Mover[HostRegion], SettlementPlane):
     def __init__(
         self,
         fabric: TransferFabric,
@@ -155,12 +150,12 @@ class MemoryMover(Mover[HostRegion]):
         backend: str,
         address: str | None,
     ) -> None:
-        super().__init__(incarnation)
+        Mover.__init__(self, incarnation)
+        SettlementPlane.__init__(self)
         self.backend, self.path = backend, fabric.path
         self.address = address or f"memory-{incarnation}"
         self.faults = TransferFaults()
         self.fabric, self.nursery = fabric, nursery
-        self._answers = SettlementAnswers()
         fabric.join(self)
 
     async def register(
@@ -200,9 +195,6 @@ class MemoryMover(Mover[HostRegion]):
 
     # --- settlement ------------------------------------------------------------------------------
 
-    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
-        return self._answers.answering(is_settled)
-
     async def inquire(
         self, address: str, incarnation: str, ticket: int, *, timeout_s: float
     ) -> InquiryReport:
@@ -218,7 +210,7 @@ class MemoryMover(Mover[HostRegion]):
             return InquiryReport(InquiryResult.SILENT, address)
         if peer.incarnation != incarnation:
             return InquiryReport(InquiryResult.REPLACED, address)
-        is_settled = peer._answers.is_settled(ticket)  # noqa: SLF001 -- the same class
+        is_settled = peer.is_settled(ticket)
         return InquiryReport(
             InquiryResult.SAYS_SETTLED if is_settled else InquiryResult.SAYS_MOVING, address
         )
@@ -257,7 +249,6 @@ class Moving:
     # --- the end ---------------------------------------------------------------------------------
 
     def _let_go(self) -> bool:
-        """What is on the way is dropped, or still lands."""
         return self._is_idle or not (self._fabric.lands_late or self._faults.lands_late)
 
     @property

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import attrs
+
 from trinamo.runtime.config.planes import MooncakeConfig
 from trinamo.runtime.errors import (
     BackendMissingError,
@@ -137,8 +139,6 @@ def make_engine(options: MooncakeOptions) -> Engine:
 
 
 class Engine:
-    """One engine of this process."""
-
     def __init__(self, library: Any, engine: Any, session: str, *, timeout_s: float) -> None:
         self._library = library
         self._engine: Any = engine
@@ -153,7 +153,7 @@ class Engine:
         for count, address in enumerate(memory.addresses):
             answer = self._engine.register_memory(address, memory.length)
             if answer:
-                self._deregister(memory.addresses[:count])
+                self.deregister(attrs.evolve(memory, addresses=memory.addresses[:count]))
                 why = (
                     "it overlaps what is registered already" if answer == -7 else f"error {answer}"
                 )
@@ -161,10 +161,7 @@ class Engine:
 
     def deregister(self, memory: Memory) -> None:
         """Give ranges back; no error for one that is unknown."""
-        self._deregister(memory.addresses)
-
-    def _deregister(self, addresses: Sequence[int]) -> None:
-        for address in addresses:
+        for address in memory.addresses:
             self._engine.unregister_memory(address)
 
     def move(
@@ -205,7 +202,6 @@ class Engine:
         return TransferError(f"peer at {session} refused, or the link broke (error {answer})")
 
     def is_reachable(self, session: str) -> bool:
-        """Whether the peer's engine answers."""
         return bool(self._engine.send_probe(session) == 0)
 
     def told(self) -> list[Told]:

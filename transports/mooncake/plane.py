@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
@@ -14,9 +14,9 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import DisconnectedError, TrinamoError
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
-from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import BackendJob, unheard_of
+from trinamo.transports.one_sided.steps import Backend, BackendJob
 
 from .engine import (
     Engine,
@@ -31,9 +31,7 @@ from .workers import Workers
 _log = logging.getLogger("trinamo.mooncake")
 
 
-class MooncakeBackend:
-    """Implements `one_sided.steps.Backend`."""
-
+class MooncakeBackend(Backend):
     name = "mooncake"
 
     def __init__(
@@ -45,19 +43,16 @@ class MooncakeBackend:
         *,
         owns_engine: bool,
     ) -> None:
+        super().__init__(path, PROBES_MAX + options.queue_depth)
         self._owns_engine = owns_engine
         self._registered: dict[int, Memory] = {}
-        self.path = path
-        self.slot_count = PROBES_MAX + options.queue_depth
         self._engine = engine
-        self.on_told: Callable[[str, bytes], None] = unheard_of
-        self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
         self._peers: dict[str, str] = {}
         self._left: dict[str, list[BackendJob]] = {}
         self._drain_s = options.drain_s
         self._workers = Workers(
             engine,
-            self._scratch.address,
+            self.slots.address,
             incarnation,
             threads=options.threads,
             poll_s=options.notification_poll_s,
@@ -66,8 +61,7 @@ class MooncakeBackend:
         )
 
     async def start(self) -> None:
-        """Register the scratch slots and start the threads."""
-        await self.register(self._scratch)
+        await self.register(self.slots)
         self._workers.start()
 
     def address(self) -> bytes:
@@ -80,7 +74,6 @@ class MooncakeBackend:
         self._registered[memory.address] = memory
 
     async def deregister(self, memory: Memory) -> None:
-        """Give a range back."""
         self._registered.pop(memory.address, None)
         await trio.to_thread.run_sync(self._engine.deregister, memory)
 

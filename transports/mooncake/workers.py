@@ -111,16 +111,13 @@ class Workers:
         )
 
     def start(self) -> None:
-        """Begin."""
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: BackendJob) -> None:
-        """Run a job."""
         self._line.put(job)
 
     def stop(self) -> None:
-        """Ask the threads to end after the job they are at."""
         self._stopping.set()
         self._line.close()
 

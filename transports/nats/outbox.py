@@ -169,7 +169,6 @@ class Line(ABC):
             self.wake()
 
     def remove(self, interest: Interest) -> None:
-        """Subscribe no more."""
         interest.is_wanted = False
         del self.interests[interest]
         if interest.handle is not None:

@@ -20,10 +20,9 @@ from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, DeadlineError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQueue
-from trinamo.runtime.planes.subjects import check_message, check_pattern
+from trinamo.runtime.planes.events import check_message, check_pattern
 from trinamo.transports.security.sealing import Sealer
 
-from .options import NatsOptions, tls_context
 from .outbox import Interest, Line, Publication
 from .queue.streams import list_work_queues
 from .queue.work_queue import open_work_queue
@@ -33,8 +32,6 @@ YIELD_EVERY = 16
 
 @attrs.define(eq=False)
 class _Call:
-    """One request that waits for its reply."""
-
     accept: Callable[[Message], bool] | None
     answered: trio.Event = attrs.field(factory=trio.Event)
     reply: Message | None = None
@@ -44,13 +41,9 @@ class NatsSubscription:
     """The receiving end of one subscription. Iteration ends once it is left and empty."""
 
     def __init__(self, pending_max: int) -> None:
-        self._dropped = 0
-        self._send, self._receive = trio.open_memory_channel[Message](pending_max)
-
-    @property
-    def dropped(self) -> int:
+        self.dropped = 0
         """How many messages found `pending_max` others waiting and were dropped."""
-        return self._dropped
+        self._send, self._receive = trio.open_memory_channel[Message](pending_max)
 
     def __aiter__(self) -> Self:
         return self
@@ -67,7 +60,7 @@ class NatsSubscription:
         try:
             self._send.send_nowait(message)
         except trio.WouldBlock:
-            self._dropped += 1
+            self.dropped += 1
         except trio.ClosedResourceError:
             pass  # Left a moment ago.
 
@@ -293,7 +286,7 @@ async def open_nats(
     be open in one process.
     """
     # nats-py brings asyncio along, which nobody pays for who only simulates.
-    from .island import Island  # noqa: PLC0415
+    from .island import Island, NatsOptions, tls_context  # noqa: PLC0415
 
     addresses = (servers,) if isinstance(servers, str) else tuple(servers)
     if not addresses:

@@ -43,7 +43,7 @@ from trinamo.runtime.planes import (
     RequestService,
     TakeAnswer,
 )
-from trinamo.runtime.planes.subjects import check_subject
+from trinamo.runtime.planes.events import check_subject
 from trinamo.runtime.protocol.streams.codec import decode_frame, encode_frame
 from trinamo.runtime.protocol.streams.request import (
     AckStatus,
@@ -98,7 +98,8 @@ class NatsRequestServer:
         self.malformed_count = 0
         self._sealer = sealer
         self._events = events
-        self._address = address
+        self.address = address
+        """The subject callers send to."""
         self._requests_max = requests_max
         self._requests: RequestTable | None = None
 
@@ -106,11 +107,6 @@ class NatsRequestServer:
     def transport(self) -> str:
         """The key of `address` in an instance's `transports`."""
         return "nats"
-
-    @property
-    def address(self) -> str:
-        """The subject callers send to."""
-        return self._address
 
     @property
     def in_flight(self) -> int:
@@ -128,7 +124,7 @@ class NatsRequestServer:
         Started once the broker has confirmed the subscription.
         """
         async with (
-            self._events.subscribe(self._address, pending_max=_PENDING_MAX) as messages,
+            self._events.subscribe(self.address, pending_max=_PENDING_MAX) as messages,
             open_nursery() as nursery,
         ):
             self._requests = RequestTable(
@@ -143,7 +139,7 @@ class NatsRequestServer:
         if message.reply:
             reply = partial(self._reply, message.reply, about_answer(message.payload))
         try:
-            frame = self._sealer.open(message.payload, about_request(self._address), once=True)
+            frame = self._sealer.open(message.payload, about_request(self.address), once=True)
         except RemoteProtocolError as error:
             self.malformed_count += 1
             _log.warning("request plane: a message is refused: %s", error)
@@ -317,7 +313,6 @@ class _Delivery:
             self._scope.cancel()
 
     async def run(self, sealed: bytes) -> None:
-        """Send the request, and wait for its answer."""
         answer: RequestAnswer | TrinamoError
         result = b""
         with self._scope:

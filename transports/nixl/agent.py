@@ -89,8 +89,6 @@ def create_agent(name: str, environment: dict[str, str], *, progress_delay_s: fl
 
 
 class Agent:
-    """One agent of this process."""
-
     def __init__(self, library: Any, handle: Any, backend: int) -> None:
         self._library = library
         self._agent: Any = handle
@@ -103,7 +101,6 @@ class Agent:
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """The library's errors as ours."""
         library = self._library
         try:
             yield
@@ -191,7 +188,6 @@ class Agent:
             raise TransferError(f"preparing a list of {count} blocks: {error}") from error
 
     def release_list(self, handle: int) -> None:
-        """Let go of a list."""
         with contextlib.suppress(Exception):
             self._agent.releasedDlistH(handle)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,9 +19,9 @@ import trio
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.description import draw_incarnation
-from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import BackendJob, unheard_of
+from trinamo.transports.one_sided.steps import Backend, BackendJob
 
 from .agent import Agent, create_agent, has_gpu
 from .options import NixlOptions, find_devices, ucx_environment
@@ -31,20 +31,15 @@ _log = logging.getLogger("trinamo.nixl")
 _making: Final = trio.Lock()
 
 
-class NixlBackend:
-    """Implements `one_sided.steps.Backend`."""
-
+class NixlBackend(Backend):
     name = "nixl"
 
     def __init__(self, agent: Agent, options: NixlOptions, path: str) -> None:
-        self.path = path
-        self.slot_count = PROBES_MAX + options.queue_depth
+        super().__init__(path, PROBES_MAX + options.queue_depth)
         self.agent = agent
-        self._scratch, self.scratch = allocate(self.slot_count * SLOT_BYTES)
-        self.on_told: Callable[[str, bytes], None] = unheard_of
         self.thread = ProgressThread(
             agent,
-            self._scratch,
+            self.slots,
             self.slot_count,
             spins=options.completion_mode == "polling",
             notification_poll_s=options.notification_poll_s,
@@ -53,11 +48,10 @@ class NixlBackend:
         self._metadata = b""
 
     async def start(self) -> None:
-        """Start the thread and register the scratch slots."""
         self.thread.start()
 
         def prepare() -> bytes:
-            self.agent.register(self._scratch)
+            self.agent.register(self.slots)
             self.thread.prepare_scratch()
             return self.agent.metadata()
 
@@ -81,7 +75,6 @@ class NixlBackend:
             raise
 
     async def deregister(self, memory: Memory) -> None:
-        """Give a range back."""
         await self.thread.call(lambda: self.thread.deregister(memory))
 
     async def connect(self, remote: OneSidedRemote) -> None:
@@ -89,11 +82,9 @@ class NixlBackend:
         await self.thread.call(lambda: self.thread.connect(remote))
 
     async def forget(self, incarnation: str) -> None:
-        """Drop a peer."""
         await self.thread.call(lambda: self.thread.forget(incarnation))
 
     def submit(self, job: BackendJob) -> None:
-        """Run a job in the progress thread."""
         self.thread.submit(job)
 
     def _on_told(self, told: dict[str, list[bytes]]) -> None:

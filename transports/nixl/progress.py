@@ -236,7 +236,6 @@ class ProgressThread:
             return None
 
     def _look(self, looks: int) -> bool:
-        """Do what there is to do; whether there was anything."""
         command = self._next(looks)
         with self._lock:
             is_busy = command is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import trio
@@ -31,7 +31,7 @@ from trinamo.runtime.protocol.transfer.access_page import (
 )
 from trinamo.runtime.protocol.transfer.description import Direction, pool_numbers
 
-from .memory import Memory, OneSidedRemote
+from .memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
 
 SMALL_BYTES: Final = 64 << 10
 """A transfer of up to this may be begun on the event loop: a copy of about 10 us."""
@@ -93,70 +93,57 @@ class BackendJob(ABC):
         """No step is under way any more, nor will be. Called once, in trio's thread."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One library in this process. Its own threads, no regions or generations."""
 
-    @property
-    def name(self) -> str:
-        """Its name in configuration and descriptions."""
-        ...
+    name: str
+    """Its name in configuration and descriptions."""
 
-    @property
-    def path(self) -> str:
+    def __init__(self, path: str, slot_count: int) -> None:
+        self.path = path
         """How the bytes go, for reports."""
-        ...
-
-    @property
-    def scratch(self) -> memoryview:
-        """`slot_count` slots of `SLOT_BYTES`, registered with the library."""
-        ...
-
-    @property
-    def slot_count(self) -> int:
+        self.slot_count = slot_count
         """How many jobs may run at once."""
-        ...
+        self.slots, self.scratch = allocate(slot_count * SLOT_BYTES)
+        """`slot_count` slots of `SLOT_BYTES`, which `start` registers with the library."""
+        # Nothing is registered yet, so nobody can have been granted anything.
+        self.on_told: Callable[[str, bytes], None] = lambda _peer, _message: None
+        """Called in trio's thread with the name of a peer, and what it tells us."""
 
-    on_told: Callable[[str, bytes], None]
-    """Called in trio's thread with the name of a peer, and what it tells us."""
-
+    @abstractmethod
     async def start(self) -> None:
         """Start the threads and register the scratch slots; called once, before all others."""
-        ...
 
+    @abstractmethod
     async def close(self) -> bool:
         """End the threads and let go of the library; whether bytes may move all the same.
 
         Called once, also if `start` failed. Bounded, and never cancelled.
         """
-        ...
 
+    @abstractmethod
     def address(self) -> bytes:
         """How peers reach us, now that this is registered."""
-        ...
 
+    @abstractmethod
     async def register(self, memory: Memory) -> None:
         """Register a range; `TransferError` if the library refuses it."""
-        ...
 
+    @abstractmethod
     async def deregister(self, memory: Memory) -> None:
         """Give a range back; no error for one that is unknown."""
-        ...
 
+    @abstractmethod
     async def connect(self, remote: OneSidedRemote) -> None:
         """Learn how to reach the peer; repeated, it learns anew what was lost."""
-        ...
 
+    @abstractmethod
     async def forget(self, incarnation: str) -> None:
         """Drop what belongs to the peer, once its last job has finished."""
-        ...
 
+    @abstractmethod
     def submit(self, job: BackendJob) -> None:
         """Run a job; never waits."""
-        ...
-
-
-def unheard_of(peer: str, message: bytes, /) -> None:
-    """Nothing is registered yet, so nobody can have been granted anything."""
 
 
 def look_at(

@@ -28,8 +28,15 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.logs.text import cut, reason
-from trinamo.transports.sockets.tls import SealedWire, TlsSession, shake_hands
-from trinamo.transports.sockets.wire import KernelWire, Wire, open_wire, send_all
+from trinamo.transports.sockets.wire import (
+    KernelWire,
+    SealedWire,
+    TlsSession,
+    Wire,
+    open_wire,
+    send_all,
+    shake_hands,
+)
 
 from .address import PORTS, Address
 

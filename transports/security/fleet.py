@@ -29,9 +29,9 @@ from trinamo.transports.sockets.certificates import (
     locked_key,
     read_pem,
 )
-from trinamo.transports.sockets.tls import TlsSession
+from trinamo.transports.sockets.wire import TlsSession
 
-from .identity import Contexts, contexts_of, has_issued, names_of, session_of
+from .identity import Contexts, Shown, contexts_of, has_issued, session_of
 from .roles import DIALS, LISTENS, Role, role_names, roles_in
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ _SHOWN_BYTES_MAX: Final = 1400
 
 @attrs.frozen
 class FleetCertificate:
-    """What the files hold."""
-
     contexts: Contexts = attrs.field(repr=False)
     key: Ed25519PrivateKey = attrs.field(repr=False)
     shown: bytes
@@ -60,7 +58,7 @@ class FleetCertificate:
     valid_s: float
 
 
-class Fleet:
+class Fleet(Shown):
     """See `Shown`; one for all that a process does.
 
     Args:
@@ -71,7 +69,7 @@ class Fleet:
     def __init__(
         self, load: Callable[[], FleetCertificate], env: Env, names: Sequence[str] = ()
     ) -> None:
-        self._env = env
+        super().__init__(env)
         self._files = CertificateFiles(load, _log, *names)
 
     @classmethod
@@ -109,9 +107,6 @@ class Fleet:
 
     def session(self, *, dials: bool) -> TlsSession:
         return session_of(self.certificate.contexts, dials=dials)
-
-    def peer_of(self, session: TlsSession) -> list[str]:
-        return names_of(session, self._env.clock.wall())
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         roles, wanted = roles_in(peer), DIALS[purpose]

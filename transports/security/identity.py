@@ -14,9 +14,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.membership import Purpose
-from trinamo.transports.sockets.tls import TlsSession
+from trinamo.transports.sockets.wire import TlsSession
 
 VALID_S: Final = 12 * 3600.0
 """How long before and after it is issued a certificate is valid: so much may two clocks differ."""
@@ -44,27 +45,37 @@ _FIRST_DAY = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _LAST_DAY = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
 
 
-class Shown(Protocol):
+class Shown(ABC):
     """What a process shows to others, and what it asks of them."""
 
+    def __init__(self, env: Env) -> None:
+        self._env = env
+
+    @abstractmethod
     def session(self, *, dials: bool) -> TlsSession:
         """A session of its own for each connection, with what is valid now."""
-        ...
 
     def peer_of(self, session: TlsSession) -> list[str]:
         """Who is at the other end, once hands were shaken. Raises `ConnectError` if it is out of date."""
-        ...
+        shown: dict[str, Any] = session.peer_certificate() or {}
+        first, last = (ssl.cert_time_to_seconds(shown[key]) for key in ("notBefore", "notAfter"))
+        if not first <= self._env.clock.wall() <= last:
+            raise ConnectError(
+                f"its certificate is for {shown['notBefore']} to {shown['notAfter']}: it was not renewed,"
+                " or the clocks of both machines differ by hours; set them right"
+            )
+        return [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
 
+    @abstractmethod
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         """Raise `ConnectError` if who dialled may not ask for this."""
-        ...
 
+    @abstractmethod
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """Raise `ImpostorError` if who listens, and says that it is `name`, is somebody else.
 
         Or if it may not listen for this.
         """
-        ...
 
 
 class Authority:
@@ -227,23 +238,12 @@ def session_of(contexts: Contexts, *, dials: bool) -> TlsSession:
     return TlsSession(client, _HOST) if dials else TlsSession(server)
 
 
-def names_of(session: TlsSession, now: float) -> list[str]:
-    """See `Shown.peer_of`."""
-    shown: dict[str, Any] = session.peer_certificate() or {}
-    first, last = (ssl.cert_time_to_seconds(shown[key]) for key in ("notBefore", "notAfter"))
-    if not first <= now <= last:
-        raise ConnectError(
-            f"its certificate is for {shown['notBefore']} to {shown['notAfter']}: it was not renewed,"
-            " or the clocks of both machines differ by hours; set them right"
-        )
-    return [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
-
-
-class Identity:
+class Identity(Shown):
     """One name of a process, and the sessions in which it shows that it is its own."""
 
     def __init__(self, secret: bytes, uri: str, env: Env, second: bytes = b"") -> None:
-        self._authority, self._uri, self._env = authority_of(secret), uri, env
+        super().__init__(env)
+        self._authority, self._uri = authority_of(secret), uri
         self._trusted = "".join(authority_of(each).certificate for each in (secret, second) if each)
         self._issue()
 
@@ -257,9 +257,6 @@ class Identity:
         if abs(self._env.clock.wall() - self._issued_at) > RENEWED_S:
             self._issue()
         return session_of(self._contexts, dials=dials)
-
-    def peer_of(self, session: TlsSession) -> list[str]:
-        return names_of(session, self._env.clock.wall())
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         """See `Shown`: all members are equal."""

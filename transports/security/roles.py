@@ -29,7 +29,6 @@ class Role(enum.StrEnum):
 
     @property
     def uri(self) -> str:
-        """As a certificate says it."""
         return f"trinamo://role/{self}"
 
 
@@ -65,5 +64,4 @@ def roles_in(uris: Iterable[str]) -> frozenset[Role]:
 
 
 def role_names(roles: Iterable[Role]) -> str:
-    """For a sentence."""
     return " or ".join(sorted(roles)) or "no role"

@@ -337,7 +337,6 @@ async def _open_server(
 
 @asynccontextmanager
 async def supervised(servers: Iterable[EmbeddedServer]) -> AsyncIterator[None]:
-    """Watch over the servers."""
     async with open_nursery() as nursery:
         for server in servers:
             nursery.start_soon(server.supervise, name=f"embedded {server.name}")

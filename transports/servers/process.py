@@ -50,7 +50,12 @@ async def ask(address: str, request: bytes) -> bytes:
     answer = b""
     with trio.move_on_after(PROBE_TIMEOUT_S):
         try:
-            async with await _dial(address) as stream:
+            if address.startswith("unix:"):
+                stream = await trio.open_unix_socket(address.removeprefix("unix:"))
+            else:
+                host, _, port = address.rpartition(":")
+                stream = await trio.open_tcp_stream(host, int(port))
+            async with stream:
                 if request:
                     await stream.send_all(request)
                 while len(answer) < ANSWER_BYTES_MAX and (
@@ -62,13 +67,6 @@ async def ask(address: str, request: bytes) -> bytes:
         except (OSError, trio.BrokenResourceError):
             pass
     return answer
-
-
-async def _dial(address: str) -> trio.SocketStream:
-    if address.startswith("unix:"):
-        return await trio.open_unix_socket(address.removeprefix("unix:"))
-    host, _, port = address.rpartition(":")
-    return await trio.open_tcp_stream(host, int(port))
 
 
 LOG_TAIL_BYTES: Final = 4000
@@ -90,10 +88,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 _STRIPPED_PREFIXES: Final = ("ETCD_", "NATS_")
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in environ.items() if not k.startswith(_STRIPPED_PREFIXES)}
-
-
 def spawn(
     command: Sequence[str],
     *,
@@ -110,13 +104,14 @@ def spawn(
     idles out would take the child with it. That is also why this is not `trio.run_process`, which
     spawns in a worker thread. It blocks for a fork and an exec, a few milliseconds.
     """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(_STRIPPED_PREFIXES)}
     with log_path.open("ab") as log:
         return subprocess.Popen(  # noqa: S603 -- the command is ours
             [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**_environment(os.environ), **(environ or {})},
+            env=environment | dict(environ or {}),
             process_group=0,
             cwd=cwd,
         )

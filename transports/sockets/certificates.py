@@ -60,7 +60,6 @@ class CertificateFiles(Generic[T]):
         return self.loaded.expires_at
 
     def warn(self, left_s: float) -> None:
-        """Say in the log that so little is left."""
         when = f"expires in {left_s / 3600:.0f} hours" if left_s > 0 else "has expired"
         self._log.warning("the certificate of %s %s: renew it", self._names[0], when)
 
@@ -103,7 +102,6 @@ class CertificateSeries:
         ).tally(use)
 
     def tell(self, files: CertificateFiles[Any]) -> None:
-        """How they are now."""
         self._expiry.value = files.expires_at
         self._is_broken.value = files.is_renewal_broken
 

@@ -23,8 +23,7 @@ from trinamo.runtime.protocol.streams.membership import (
     encode_welcome,
     wanted_bytes,
 )
-from trinamo.transports.sockets.tls import SealedWire, shake_hands
-from trinamo.transports.sockets.wire import Wire, open_wire, send_all
+from trinamo.transports.sockets.wire import SealedWire, Wire, open_wire, send_all, shake_hands
 
 from .sockets import TcpOptions, dial
 

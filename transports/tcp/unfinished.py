@@ -29,11 +29,6 @@ class ByteBudget:
         self._waiting: OrderedDict[object, trio.Event] = OrderedDict()
         self._favoured: object = None
 
-    @property
-    def waiting_count(self) -> int:
-        """Who waits for others to give back."""
-        return len(self._waiting)
-
     def take_nowait(self, count: int) -> bool:
         """Take `count` if so much is left."""
         if self.used_bytes + count > self.bytes_max:
@@ -97,7 +92,6 @@ class Unfinished:
 
     @property
     def is_held(self) -> bool:
-        """Whether it counts against the budget."""
         return self._held_bytes > 0
 
     async def receive(self, wire: Wire) -> bytes:

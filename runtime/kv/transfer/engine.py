@@ -280,7 +280,6 @@ class EngineTransfers:
             await Retries(_log, "peers' memory is not watched").run(attempt)
 
     def _missed(self, incarnation: str, nursery: trio.Nursery) -> None:
-        """Discovery does not name this incarnation any more."""
         count = self._missing[incarnation] = self._missing.get(incarnation, 0) + 1
         if count == 1:
             nursery.start_soon(self._reap, incarnation)

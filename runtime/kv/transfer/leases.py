@@ -61,13 +61,9 @@ class BlockLeases:
         self._on_quarantine, self._on_readmit = on_quarantine, on_readmit
         self._rng = rng
         self._inquiries = inquiries
-        self._count = 0
-        self._idle = trio.Event()
-
-    @property
-    def in_flight_count(self) -> int:
+        self.in_flight_count = 0
         """How many transfers and grants hold blocks, those in quarantine left out."""
-        return self._count
+        self._idle = trio.Event()
 
     def start(
         self, start: Callable[[], Transfer], blocks: Sequence[int], ticket: int = 0
@@ -207,7 +203,7 @@ class BlockLeases:
     def _enter(self, blocks: Sequence[int]) -> tuple[int, ...]:
         leased = tuple(dict.fromkeys(map(self._block_of, blocks)))
         self._pool.lease(leased)
-        self._count += 1
+        self.in_flight_count += 1
         return leased
 
     def _release(self, blocks: tuple[int, ...]) -> None:
@@ -221,8 +217,8 @@ class BlockLeases:
         self._leave()
 
     def _leave(self) -> None:
-        self._count -= 1
-        if not self._count:
+        self.in_flight_count -= 1
+        if not self.in_flight_count:
             self._idle.set()
 
     async def drain(self) -> None:
@@ -231,7 +227,7 @@ class BlockLeases:
         Grants must have been ended by their owners. What is in quarantine is not waited for.
         Cancelled, it leaves everything as it is.
         """
-        while self._count:
+        while self.in_flight_count:
             self._idle = trio.Event()
             await self._idle.wait()
 

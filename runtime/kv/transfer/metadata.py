@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
-from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot
 from ...protocol.transfer.description import decode_description, decode_descriptions
 from ...protocol.undecodable import UNDECODABLE, Unsigned, check_signed
 from .routes import RoutedMemory
@@ -183,21 +183,19 @@ class NixlMetadataStore:
         async with self._control.watch(self._key_prefix) as events:
             async for event in events:
                 begun()
-                for gone in self._learn(event):
-                    tell_missing(gone)
-
-    def _learn(self, event: WatchEvent) -> list[str]:
-        """Make the cache right; the agents that are gone."""
-        self._changes_seen += 1
-        match event:
-            case Put(entry):
-                return self._replaced([entry])
-            case Delete(key, revision):
-                return self._drop([key.removeprefix(self._key_prefix)], revision)
-            case Snapshot(revision, entries) | Resync(revision, entries):
-                there = {each.key.removeprefix(self._key_prefix) for each in entries}
-                missing = [each for each in self._cached if each not in there]
-                return self._drop(missing, revision) + self._replaced(entries)
+                self._changes_seen += 1
+                gone: list[str] = []
+                match event:
+                    case Put(entry):
+                        gone = self._replaced([entry])
+                    case Delete(key, revision):
+                        gone = self._drop([key.removeprefix(self._key_prefix)], revision)
+                    case Snapshot(revision, entries) | Resync(revision, entries):
+                        there = {each.key.removeprefix(self._key_prefix) for each in entries}
+                        missing = [each for each in self._cached if each not in there]
+                        gone = self._drop(missing, revision) + self._replaced(entries)
+                for agent in gone:
+                    tell_missing(agent)
 
     def _drop(self, engine_ids: Sequence[str], revision: int) -> list[str]:
         """Drop what was gone at `revision`; what was put after it is younger than the news."""

@@ -155,12 +155,10 @@ class TransferMetrics:
         self._open.tally(backend).value = is_open
 
     def started(self, backend: str) -> None:
-        """A transfer is under way on `backend`."""
         self._in_flight.tally(backend).value += 1
         self.in_flight[backend] = self.in_flight.get(backend, 0) + 1
 
     def done(self, report: TransferReport) -> None:
-        """One that was started is done."""
         self._ended(report.backend, report.direction, "success")
         self._bytes.tally(report.backend, report.direction).value += report.byte_count
         self.done_count[report.backend] += 1
@@ -206,18 +204,15 @@ class TransferMetrics:
         self._usable.tally(backend, peer).value = is_usable
 
     def peer_gone(self, backend: str, peer: str) -> None:
-        """The peer was forgotten: its series end."""
         self._usable.drop(backend, peer)
         self._note("kv.forget", backend=backend, peer=peer)
 
     def quarantined(self, count: int) -> None:
-        """`count` more blocks are in quarantine."""
         self._quarantined.value += count
         self.quarantined_count += count
         self._note("kv.quarantine", blocks=count)
 
     def readmitted(self, count: int) -> None:
-        """`count` blocks have left quarantine."""
         self._quarantined.value -= count
         self.quarantined_count -= count
         self._readmitted.value += count

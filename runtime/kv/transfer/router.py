@@ -168,7 +168,6 @@ class TransferRouter:
         return found
 
     async def deregister(self, memory: RoutedMemory) -> None:
-        """Give the memory back everywhere."""
         for plane in self.chain:
             region = memory.regions.get(plane.backend)
             if region is not None:
@@ -228,7 +227,6 @@ class TransferRouter:
         return any(route.is_usable for route in peer.routes)
 
     async def _try_out(self, route: Route) -> bool:
-        """Connect and probe; whether the backend may be used from now on."""
         was_usable = route.is_usable
         try:
             with trio.fail_after(self._section.probe_timeout_s):
@@ -350,7 +348,6 @@ class TransferRouter:
         raise error or DeadlineError(f"nothing was moved within {deadline_s:g} s")
 
     def statistics(self) -> TransferStatistics:
-        """The chain and its peers now."""
         metrics, chain = self._metrics, list[BackendStatistics]()
         for backend in (plane.backend for plane in self.chain):
             routes = [r for peer in self._peers for r in peer.routes if r.backend == backend]

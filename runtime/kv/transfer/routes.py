@@ -42,10 +42,6 @@ class RoutedMemory:
         """Whether all backends check on our side."""
         return all(region.is_fenced for region in self.regions.values())
 
-    def renew(self) -> int:
-        """Refuse all descriptions given out before; the highest generation."""
-        return max(region.renew() for region in self.regions.values())
-
     def grant(
         self,
         ticket: int,
@@ -59,7 +55,6 @@ class RoutedMemory:
             region.grant(ticket, blocks, on_complete, may_write=may_write)
 
     def revoke(self, ticket: int) -> None:
-        """Refuse the ticket everywhere."""
         for region in self.regions.values():
             region.revoke(ticket)
 
@@ -107,7 +102,6 @@ class Route:
         return (self.backend, self.incarnation) == (other.backend, other.incarnation)
 
     def fail(self, error: TrinamoError) -> None:
-        """It does not work."""
         self.is_usable = False
         self.error = error
 
@@ -117,7 +111,6 @@ class Route:
         self.is_usable, self.error = True, None
 
     async def connected(self) -> RemoteMemory:
-        """The peer's memory on this backend."""
         if self.is_forgotten:
             raise ConnectError(f"peer {self.incarnation} was forgotten")
         if self._remote is None:
@@ -136,7 +129,6 @@ class RoutedPeer:
 
     @property
     def description(self) -> MemoryDescription:
-        """That of the first backend."""
         return self.routes[0].described
 
     @property
@@ -152,8 +144,6 @@ class RoutedPeer:
 
 @attrs.frozen(kw_only=True)
 class BackendStatistics:
-    """One backend of the chain."""
-
     backend: str
     is_open: bool = True
     """Whether it can be used on this machine at all."""

@@ -58,7 +58,6 @@ class Grant:
         return self._settled.is_set()
 
     async def wait_settled(self) -> None:
-        """Return once `is_settled`."""
         await self._settled.wait()
 
     async def wait_ended(self) -> None:

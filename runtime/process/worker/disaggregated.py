@@ -14,8 +14,13 @@ import trio
 from ...caller.client import Client
 from ...config.config import Config
 from ...disaggregation.decode_first import MODE, QUEUE_LIMITS, DecodeFirst, QueuedPrefills
-from ...disaggregation.engine import DecodeHost, DisaggregatedEngine, DisaggregationLimits
-from ...disaggregation.flow import Lending, PrefillFlow
+from ...disaggregation.engine import (
+    DecodeHost,
+    DisaggregatedEngine,
+    DisaggregationLimits,
+    Lending,
+    PrefillFlow,
+)
 from ...disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine

@@ -17,9 +17,8 @@ from ...errors import ConfigError, TrinamoError
 from ...kv.transfer.metrics import TransferMetrics
 from ...kv.transfer.router import open_transfer_router
 from ...weights.files import manifest_of, open_partial
-from ...weights.lender import HeldFile, Lender, register_window
+from ...weights.lender import HeldFile, Lender, WeightsMetrics, register_window
 from ...weights.messages import Ask, Want, encode_weights_card, weights_key
-from ...weights.metrics import WeightsMetrics
 from ...weights.taker import DownloadProgress, MissingFile, Taker, find_offers, weights_endpoint
 from ..opening import open_runtime
 from ..runtime import Runtime
@@ -131,7 +130,7 @@ async def take_weights(
                 if partial is not None:
                     taker = Taker(
                         control=runtime.control,
-                        clients=runtime,
+                        client=runtime.client,
                         router=router,
                         config=config,
                         metrics=metrics,

@@ -27,7 +27,7 @@ from .server import PORT
 from .wire import Call, CallResult, Forget, Heartbeat, Pong, Refusal, encode, reader
 
 KEEP_ALIVE_S: Final = 8.0
-"""gRPC, as `transports/etcd/channel.py` sets it up, pings after six seconds and waits two."""
+"""gRPC, as `transports/etcd/bridge.py` sets it up, pings after six seconds and waits two."""
 
 REQUESTS_MAX: Final = 10_000
 REPLIES_MAX: Final = 10_000

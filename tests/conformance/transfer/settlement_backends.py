@@ -69,15 +69,17 @@ class OverTcp:
             yield plane.mover
 
 
-class _Remote:
+class _Remote(SettlementPlane):
     """A plane on a host of its own: it is asked from outside, and asks from there."""
 
     def __init__(self, plane: SettlementPlane) -> None:
         self.address, self.incarnation = plane.address, plane.incarnation
-        self.answering = plane.answering
         self._plane = plane
         self._ask, self._asked = trio.open_memory_channel[tuple[Any, ...]](0)
         self._tell, self._told = trio.open_memory_channel[InquiryReport](0)
+
+    def answering(self, is_settled: Any) -> Any:
+        return self._plane.answering(is_settled)
 
     async def serve(self) -> None:
         async for address, life, ticket, timeout_s in self._asked:

@@ -13,8 +13,12 @@ from tests.runtime.disaggregation.serving import BLOCK_TOKENS, alone, make_engin
 from tests.runtime.engines.loop.hosting import Gathering
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.context import Context
-from trinamo.runtime.disaggregation.engine import DisaggregatedEngine, DisaggregationLimits
-from trinamo.runtime.disaggregation.flow import Filled, Lending
+from trinamo.runtime.disaggregation.engine import (
+    DisaggregatedEngine,
+    DisaggregationLimits,
+    Filled,
+    Lending,
+)
 from trinamo.runtime.disaggregation.metrics import DecodeMetrics
 from trinamo.runtime.engines.handoff import Prompt
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host

@@ -12,7 +12,7 @@ from tests.runtime.disaggregation.serving import alone, make_engine, prompt, tok
 from tests.runtime.disaggregation.test_engine import over
 from tests.runtime.engines.loop.hosting import Gathering
 from trinamo.runtime.context import Context
-from trinamo.runtime.disaggregation.flow import Lending
+from trinamo.runtime.disaggregation.engine import Lending
 from trinamo.runtime.engines.handoff import Prompt, Reservation
 from trinamo.runtime.engines.loop.host import open_engine_host
 from trinamo.runtime.kv.pool import BlockPool

@@ -19,7 +19,7 @@ from trinamo.runtime.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.kv.transfer.metrics import ALIASES
-from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.runtime.weights.lender import WeightsMetrics
 from trinamo.transports.sockets.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow

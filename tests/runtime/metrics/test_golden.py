@@ -23,7 +23,7 @@ from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.runtime.weights.lender import WeightsMetrics
 from trinamo.transports.sockets.certificates import CertificateSeries
 
 pytestmark = pytest.mark.slow
@@ -50,8 +50,8 @@ async def described() -> str:
         pages = await cluster.pages()
     metrics = FrontendMetrics(RealEnv())
     weights = WeightsMetrics(metrics)
-    weights.lent(1)
-    weights.failed("disconnected")
+    weights.bytes.tally("lent").value += 1
+    weights.failures.tally("disconnected").value += 1
     CertificateSeries(metrics, "http")
     show_losses(metrics)
     decode = DecodeMetrics(metrics, metrics.clock, "decode_first")

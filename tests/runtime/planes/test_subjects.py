@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from trinamo.runtime.errors import RequestError
-from trinamo.runtime.planes.subjects import check_message, check_pattern, check_subject
+from trinamo.runtime.planes.events import check_message, check_pattern, check_subject
 
 SUBJECTS = st.text(alphabet="ab.*> \né\x00", max_size=12)
 

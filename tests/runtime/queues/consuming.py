@@ -14,8 +14,7 @@ from trinamo.runtime.env import Clock, RealClock
 from trinamo.runtime.planes import LeasedJob, QueueLimits
 from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.queues.consumer import Consumer, ConsumerLimits, open_consumer
-from trinamo.transports.memory.events import MemoryBroker
-from trinamo.transports.memory.queue import MemoryWorkQueue
+from trinamo.transports.memory.events import MemoryBroker, MemoryWorkQueue
 
 LIMITS = QueueLimits(visibility_timeout_s=9.0, attempts_max=3)
 PACE = ConsumerLimits(jobs_max=2, backoff=Backoff(min_s=1.0, max_s=4.0))

@@ -18,7 +18,7 @@ from trinamo.runtime.kv.transfer.metrics import TransferMetrics
 from trinamo.runtime.kv.transfer.router import open_transfer_router
 from trinamo.runtime.metrics.tallies import Registry
 from trinamo.runtime.weights.files import manifest_of, open_partial
-from trinamo.runtime.weights.lender import HeldFile, Lender, register_window
+from trinamo.runtime.weights.lender import HeldFile, Lender, WeightsMetrics, register_window
 from trinamo.runtime.weights.messages import (
     Ask,
     Item,
@@ -27,7 +27,6 @@ from trinamo.runtime.weights.messages import (
     encode_weights_card,
     weights_key,
 )
-from trinamo.runtime.weights.metrics import WeightsMetrics
 from trinamo.runtime.weights.taker import MissingFile, Taker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.transfer import (
@@ -140,7 +139,7 @@ class World:
             clients: Any = self
             yield Taker(
                 control=self.control,
-                clients=clients,
+                client=clients.client,
                 router=router,
                 config=self.config,
                 metrics=self.metrics,

@@ -17,7 +17,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     TrinamoError,
 )
-from trinamo.transports.etcd.channel import Endpoints, open_channel, parse_endpoints, resolve
+from trinamo.transports.etcd.bridge import Endpoints, open_channel, parse_endpoints, resolve
 from trinamo.transports.etcd.rpc import CallVerdict, StatusError, final_error, judge
 
 Code = grpc.StatusCode

@@ -1,6 +1,6 @@
 """Whatever happens to the stream, a watch shows the store's history without gap or repetition.
 
-A model of etcd's watch server answers the books of `watches.py`; hypothesis writes, compacts,
+A model of etcd's watch server answers the books of `watching.py`; hypothesis writes, compacts,
 breaks streams in the middle of a revision, lets readers lag, and asks in between.
 """
 
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.transports.etcd import wire_pb2 as wire
-from trinamo.transports.etcd.watches import Watch, WatchPhase, WatchTable, entry_of
+from trinamo.transports.etcd.watching import Watch, WatchPhase, WatchTable, entry_of
 
 PENDING_MAX = 5
 KEYS = st.sampled_from(["p/1", "p/2", "q/1"])

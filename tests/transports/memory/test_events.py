@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from trinamo.runtime.errors import ConnectError, DeadlineError, OverloadedError, UnavailableError
 from trinamo.runtime.planes import EventPlane
-from trinamo.runtime.planes.subjects import check_pattern, check_subject
+from trinamo.runtime.planes.events import check_pattern, check_subject
 from trinamo.transports.memory.events import (
     MemoryBroker,
     MemoryEventPlane,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
@@ -14,26 +14,23 @@ from trinamo.runtime.errors import StaleMemoryError, TransferError
 from trinamo.runtime.planes import TransferPlane
 from trinamo.runtime.protocol.transfer.access_page import TransferDone, encode_completion
 from trinamo.runtime.protocol.transfer.description import Direction
-from trinamo.transports.one_sided.memory import SLOT_BYTES, Memory, OneSidedRemote, allocate
+from trinamo.transports.one_sided.memory import Memory, OneSidedRemote
 from trinamo.transports.one_sided.mover import PROBES_MAX, OneSidedMover, open_one_sided_plane
-from trinamo.transports.one_sided.steps import BackendJob
+from trinamo.transports.one_sided.steps import Backend, BackendJob
 
 Clock = trio.testing.MockClock
 SIZE, BLOCKS = 64, 4
 
 
-class Library:
+class Library(Backend):
     """A backend whose library never finishes by itself."""
 
     name = "library"
-    path = "nowhere"
-    slot_count = PROBES_MAX + 2
 
     def __init__(self) -> None:
-        _, self.scratch = allocate(self.slot_count * SLOT_BYTES)
+        super().__init__("nowhere", PROBES_MAX + 2)
         self.registered: dict[int, Memory] = {}
         self.jobs: list[BackendJob] = []
-        self.on_told: Callable[[str, bytes], None] = lambda _peer, _data: None
         self.problem: TransferError | None = None
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ from tests.transports.tcp.ends import descriptors
 from trinamo.runtime.env import Clock, RealEnv
 from trinamo.runtime.errors import ConnectError
 from trinamo.transports.security.identity import RENEWED_S, VALID_S, Authority, Identity
-from trinamo.transports.sockets.tls import TlsSession
+from trinamo.transports.sockets.wire import TlsSession
 
 SECRET, ANOTHER = (
     b"the secret of these tests, which is long",

@@ -72,7 +72,7 @@ async def serving(**changes: float) -> AsyncIterator[tuple[TcpRequestServer, Ser
             yield server, service, using
             nursery.cancel_scope.cancel()
         assert (using.budget.used_bytes, using.payloads.used_bytes) == (0, 0)
-        assert using.budget.waiting_count == 0
+        assert len(using.budget._waiting) == 0
 
 
 async def answer(end: RawEnd) -> AckStatus | None:
@@ -95,7 +95,7 @@ async def test_unfinished_frames_of_many_connections_hold_no_more_than_the_budge
         async with trio.open_nursery() as nursery:
             for number, end in enumerate(ends):
                 nursery.start_soon(end.say, request(number, 2 * MB)[:-1])
-            await eventually(lambda: using.budget.waiting_count)
+            await eventually(lambda: len(using.budget._waiting))
             await trio.testing.wait_all_tasks_blocked(0.1)
             # Each may have read one buffer more before it found the budget spent, and one is favoured.
             most = 4 * MB + 2 * MB + len(ends) * (FREE_BYTES + using.buffer_bytes)
@@ -181,7 +181,7 @@ async def test_a_budget_favours_who_has_waited_longest_and_takes_its_turn_back()
         assert grown == ["a", "b"]
         nursery.start_soon(grow, "a", 1)
         await trio.testing.wait_all_tasks_blocked()
-        assert (grown, budget.waiting_count) == (["a", "b"], 1)
+        assert (grown, len(budget._waiting)) == (["a", "b"], 1)
         await grow("b", 50)
         budget.give_back("b", 110)
         await trio.testing.wait_all_tasks_blocked()
@@ -198,7 +198,7 @@ async def test_who_stops_waiting_is_not_favoured() -> None:
     await budget.grow("a", 20)
     with trio.move_on_after(0):
         await budget.grow("b", 5)
-    assert budget.waiting_count == 0
+    assert len(budget._waiting) == 0
     budget.give_back("b", 5)
     budget.give_back("a", 20)
     assert budget.take_nowait(10)

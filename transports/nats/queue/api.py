@@ -110,8 +110,6 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class StreamInfo(JetStreamReply, frozen=True):
-    """One stream."""
-
     config: _Config
     state: _State
 
@@ -121,8 +119,6 @@ class StreamInfo(JetStreamReply, frozen=True):
 
 
 class ConsumerInfo(JetStreamReply, frozen=True):
-    """One consumer."""
-
     num_ack_pending: Number = 0
 
 

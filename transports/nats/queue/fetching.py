@@ -63,7 +63,6 @@ class Fetcher:
         self._by_pull: dict[str, _Waiter] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Receive until cancelled."""
         async with self._plane.subscribe(f"{self._inbox}.*", pending_max=PENDING_MAX) as messages:
             task_status.started()
             async for message in messages:

@@ -132,8 +132,6 @@ _EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
 
 @attrs.define(eq=False)
 class HeldJob:
-    """A lease of ours."""
-
     delivery: JobDelivery
     record: Record
     revision: int
@@ -274,7 +272,6 @@ class DeadLetters:
         return found
 
     async def get(self, job_id: str, *, deadline: float) -> DeadLetter | None:
-        """One of them."""
         message = await self._find(job_id, deadline)
         return None if message is None else self._letter(message)
 

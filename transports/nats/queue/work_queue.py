@@ -128,7 +128,7 @@ class NatsWorkQueue:
         self._plane = plane
         self._stream = stream
         self._names = names
-        self._limits = limits
+        self.limits = limits
         self._jobs = jobs
         self._token_prefix = inbox.rpartition(".")[2]
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
@@ -144,12 +144,7 @@ class NatsWorkQueue:
     def name(self) -> str:
         return self._names.queue
 
-    @property
-    def limits(self) -> QueueLimits:
-        return self._limits
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Receive deliveries until cancelled."""
         try:
             async with open_nursery() as self._nursery:
                 await self._nursery.start(self._fetcher.run)
@@ -192,9 +187,9 @@ class NatsWorkQueue:
             return PutResult.DUPLICATE if error.definite else PutResult.ADDED
         if error.error_code == _STORE_FAILED and "maximum" in error.message:
             raise OverloadedError(
-                f"{self._limits.depth_max} jobs are in queue {self.name}",
+                f"{self.limits.depth_max} jobs are in queue {self.name}",
                 bound="depth_max",
-                value=self._limits.depth_max,
+                value=self.limits.depth_max,
                 definite=error.definite,
             ) from error
         raise error
@@ -209,7 +204,7 @@ class NatsWorkQueue:
             delivery = await self._fetcher.fetch(give_up_at=give_up_at)
             if delivery is None:
                 return None
-            until = trio.current_time() + self._limits.visibility_timeout_s
+            until = trio.current_time() + self.limits.visibility_timeout_s
             try:
                 job = await self._claim(delivery, until)
             except trio.Cancelled:
@@ -240,7 +235,7 @@ class NatsWorkQueue:
             if must_read:
                 record, revision = await self._leases.read(delivery.job_id, deadline=until)
             must_read = True
-            match judge(delivery, record, self._limits, opens=payload is not None):
+            match judge(delivery, record, self.limits, opens=payload is not None):
                 case Drop():
                     await self._confirm(delivery, _ACK, until)
                     return None
@@ -262,7 +257,6 @@ class NatsWorkQueue:
     def _record(
         self, delivery: JobDelivery, state: RecordState, attempt: int, *, reason: str = ""
     ) -> Record:
-        """A record under a token of its own."""
         return Record(
             state=state,
             job=delivery.number,
@@ -289,7 +283,7 @@ class NatsWorkQueue:
         held = await self._settle(job, "leased", now + timeout_s)
         if held is None:
             return Settlement.STALE
-        held.until = now + self._limits.visibility_timeout_s
+        held.until = now + self.limits.visibility_timeout_s
         await self._confirm(held.delivery, _IN_PROGRESS, now + timeout_s)
         return Settlement.APPLIED
 
@@ -312,7 +306,7 @@ class NatsWorkQueue:
     ) -> Settlement:
         check_delay(delay_s)
         deadline = trio.current_time() + timeout_s
-        is_last = job.attempt >= self._limits.attempts_max
+        is_last = job.attempt >= self.limits.attempts_max
         held = await self._settle(
             job, "dead" if is_last else "waiting", deadline, reason=reason or "refused"
         )

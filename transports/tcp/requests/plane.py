@@ -83,7 +83,6 @@ class TcpRequestPlane:
 
     @property
     def connection_count(self) -> int:
-        """Links held now."""
         return len(self._workers)
 
     async def hold(
@@ -106,19 +105,16 @@ class TcpRequestPlane:
             await worker.ended.wait()
             if not worker.is_shed:
                 return
-            await self._wait_made(address)
-
-    async def _wait_made(self, address: str) -> None:
-        """Return once there is a link to `address`, made for a request, or may be one."""
-        if address in self._workers or len(self._workers) < self.options.links_max:
-            await trio.lowlevel.checkpoint()
-            return
-        lot = self._parked.setdefault(address, trio.lowlevel.ParkingLot())
-        try:
-            await lot.park()
-        finally:
-            if not lot and self._parked.get(address) is lot:
-                del self._parked[address]
+            # Once there is a link to it, made for a request, or may be one.
+            if address in self._workers or len(self._workers) < self.options.links_max:
+                await trio.lowlevel.checkpoint()
+                continue
+            lot = self._parked.setdefault(address, trio.lowlevel.ParkingLot())
+            try:
+                await lot.park()
+            finally:
+                if not lot and self._parked.get(address) is lot:
+                    del self._parked[address]
 
     def _shed(self) -> None:
         """Of more links than are kept close those that are idle longest, as far as any are."""
@@ -304,7 +300,6 @@ class WorkerLink:
             self.link.send_message(encode_cancel(delivery.request_id, reason), b"")
 
     async def run(self) -> None:
-        """Dial, and serve the link to its end."""
         error: TrinamoError = DisconnectedError(f"the connection to {self.address} ended")
         options, home = self._plane.options, self._plane.home
         try:

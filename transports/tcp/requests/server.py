@@ -76,8 +76,6 @@ class TcpRequestServer:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept callers until cancelled."""
-
         async def serve_one(wire: Wire) -> None:
             async with open_nursery() as nursery:
                 caller = _Caller(self, service, wire, nursery)
@@ -122,7 +120,6 @@ class _Caller:
         )
 
     async def run(self) -> None:
-        """Serve it to its end."""
         try:
             await self.link.run()
         finally:

@@ -32,7 +32,6 @@ class Channel:
     """
 
     __slots__ = (
-        "_called",
         "_consumer",
         "_credit",
         "_drop",
@@ -45,6 +44,7 @@ class Channel:
         "_sink",
         "_told",
         "arrival_count",
+        "is_called",
     )
 
     def __init__(
@@ -67,7 +67,7 @@ class Channel:
         self._sink: Sink[bytes] | None = None
         self._is_full = False
         """The sink has said that it has no room, and not yet that it has some again."""
-        self._called = False
+        self.is_called = False
         self._opened = False
         self._told = False
         """The consumer has had the terminal."""
@@ -93,7 +93,7 @@ class Channel:
 
     def call(self) -> None:
         """The worker has called home, which ends no wait of the consumer's."""
-        self._called = True
+        self.is_called = True
 
     def open(self) -> None:
         """The prologue came: the handler has started."""
@@ -123,7 +123,11 @@ class Channel:
             if len(items) <= PUSHED_ITEMS_MAX:
                 self._is_full = not sink.take(items)
             else:
-                self._push_long(sink, items)
+                for end in range(PUSHED_ITEMS_MAX, len(items) + PUSHED_ITEMS_MAX, PUSHED_ITEMS_MAX):
+                    self._is_full = not sink.take(items[end - PUSHED_ITEMS_MAX : end])
+                    if self._is_full:
+                        self._items.extend(items[end:])
+                        break
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is this stream's alone
             self._items.clear()
             self._drop()
@@ -132,13 +136,6 @@ class Channel:
             return
         if not self._is_full:
             self._taken(self._credit.held_bytes)
-
-    def _push_long(self, sink: Sink[bytes], items: list[bytes]) -> None:
-        for end in range(PUSHED_ITEMS_MAX, len(items) + PUSHED_ITEMS_MAX, PUSHED_ITEMS_MAX):
-            self._is_full = not sink.take(items[end - PUSHED_ITEMS_MAX : end])
-            if self._is_full:
-                self._items.extend(items[end:])
-                return
 
     def _room_again(self) -> None:
         """The sink has room: what it was given is off our hands, and what waits is its own."""
@@ -187,10 +184,6 @@ class Channel:
         if self._consumer.is_asleep:
             raise trio.BusyResourceError("another task is consuming this stream")
         return self._consumer.sleep()
-
-    @property
-    def is_called(self) -> bool:
-        return self._called
 
     async def wait_prologue(self) -> None:
         """Return once the handler has started; raise the terminal error if it never will."""

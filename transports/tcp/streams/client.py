@@ -118,7 +118,6 @@ class _Dialled:
 
     @property
     def is_dialling(self) -> bool:
-        """Whether it is not known yet what comes of it."""
         return not self.settled.is_set()
 
     @property

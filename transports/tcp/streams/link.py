@@ -316,7 +316,6 @@ class Link:
 
     @property
     def takes_streams(self) -> bool:
-        """Whether another stream may be opened on it."""
         return not (self.is_closed or self._is_ending or self.ids.is_exhausted)
 
     def add(self, stream: int, window_bytes: int) -> LinkLane:
@@ -349,7 +348,6 @@ class Link:
         return self._mux.queued_bytes < self._options.queue_bytes_max
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a frame."""
         if not self.is_closed:
             self._mux.add(frame)
             self._writer.wake()
@@ -401,7 +399,6 @@ class Link:
         self._writer.wake()
 
     def cancel(self) -> None:
-        """End it now."""
         self._scope.cancel()
 
     async def run(self) -> None:

@@ -82,11 +82,9 @@ class TcpResponseSender(Driver):
         self._lane.on_room(listener)
 
     def open(self) -> None:
-        """Prologue: the handler has started."""
         self._say(Opened())
 
     def finish(self) -> None:
-        """Sentinel: the answer is complete."""
         self._say(Sentinel())
 
     def fail(self, error: TrinamoError) -> None:

@@ -41,8 +41,6 @@ from .memory import NO_CHECKSUM, BlockFlow
 
 
 class TransferRequest:
-    """One request and its answers."""
-
     def __init__(self, number: int) -> None:
         self.id = number
         self.is_over = False
@@ -52,12 +50,10 @@ class TransferRequest:
         self._done = trio.Event()
 
     def finish(self) -> None:
-        """The peer says that it is done."""
         self.is_over = True
         self._done.set()
 
     def fail(self, error: TrinamoError) -> None:
-        """It will not be done."""
         if self._error is None:
             self._error = error
         self._done.set()
@@ -70,8 +66,6 @@ class TransferRequest:
 
 
 class InitiatorLink(TransferLink):
-    """One connection to one peer."""
-
     def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
         super().__init__(wire, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
@@ -160,13 +154,11 @@ class InitiatorLink(TransferLink):
                 raise RemoteProtocolError(f"{type(message).__name__} is no answer")
 
     def received(self, flow: BlockFlow) -> None:
-        """A slice of a read is verified."""
         exchange = self._exchanges.get(flow.id)
         if exchange is not None:
             exchange.on_confirmed(flow.position)
 
     def fail(self, error: TrinamoError) -> None:
-        """The stream is over."""
         self._broken = error
         for exchange in list(self._exchanges.values()):
             exchange.is_over = True
@@ -193,8 +185,6 @@ class _Attempt:
 
 
 class PeerStream:
-    """One peer and the stream to it."""
-
     def __init__(
         self,
         incarnation: str,
@@ -214,7 +204,6 @@ class PeerStream:
 
     @property
     def is_reached(self) -> bool:
-        """Whether there is a stream to it now."""
         return self._link is not None
 
     async def reach(self) -> InitiatorLink:
@@ -263,6 +252,4 @@ class PeerStream:
 
 @attrs.frozen
 class TcpRemote(RemoteMemory):
-    """A peer's region, and the stream to it."""
-
     peer: PeerStream

@@ -301,7 +301,6 @@ class TransferLink:
         return self._ahead[start : self._ahead_start]
 
     async def _read_data(self, count: int) -> bytes:
-        """A block list."""
         if count > BLOCK_LIST_BYTES_MAX:
             raise RemoteProtocolError(
                 f"a data part of {count} bytes; at most {BLOCK_LIST_BYTES_MAX} are taken"

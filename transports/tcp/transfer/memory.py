@@ -46,8 +46,6 @@ ChecksumChoice = Literal["auto", "crc32", "none"]
 
 @attrs.frozen
 class Checksum:
-    """One algorithm."""
-
     name: str
     of: Callable[[Buffer], int]
     """The sum of some bytes; less than 2**64."""
@@ -139,7 +137,6 @@ class TcpRegion(HostRegion):
         self._flows[id(flow)] = flow
 
     def leave(self, flow: BlockFlow) -> None:
-        """The flow is over."""
         self._flows.pop(id(flow), None)
 
 
@@ -176,7 +173,6 @@ class BlockFlow:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no block is missing."""
         return self.position == len(self.blocks)
 
     def is_live(self) -> bool:
@@ -324,9 +320,13 @@ class BlockFlow:
         """Compare with what the sender computed and count the slice; `CorruptedError`."""
         ours = await self.sums()
         if ours != theirs:
+            step = SUM_BYTES
+            pairs = (
+                (ours[at : at + step], theirs[at : at + step]) for at in range(0, len(ours), step)
+            )
+            first = next((number for number, (our, their) in enumerate(pairs) if our != their), 0)
             raise CorruptedError(
-                f"the checksum of block {self.position + _first_difference(ours, theirs)} of the "
-                "transfer does not match"
+                f"the checksum of block {self.position + first} of the transfer does not match"
             )
         self.end()
 
@@ -345,10 +345,3 @@ def _fold(total: bytes) -> bytes:
         stretch = int.from_bytes(total[start : start + SUM_BYTES], "little")
         folded = (folded * 0x9E3779B97F4A7C15 + stretch) % 2**64
     return folded.to_bytes(SUM_BYTES, "little")
-
-
-def _first_difference(ours: bytes, theirs: bytes | bytearray) -> int:
-    pairs = zip(range(0, len(ours), SUM_BYTES), range(len(ours)), strict=False)
-    return next(
-        (n for at, n in pairs if ours[at : at + SUM_BYTES] != theirs[at : at + SUM_BYTES]), 0
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Final
 
@@ -29,7 +29,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.planes import Mover, Registrable, Transfer, TransferPlane
-from trinamo.runtime.planes.settlement import InquiryReport, IsSettled, SettlementAnswers
+from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.runtime.planes.transfer import open_plane
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import MemoryDescription, draw_incarnation
@@ -69,8 +69,8 @@ class TransferOptions:
     """`auto`: XXH3 where both ends have the package `xxhash`, else CRC-32."""
 
 
-class TcpMover(Mover[TcpRegion]):
-    """Blocks over one stream to each peer. Implements `SettlementPlane`, too."""
+class TcpMover(Mover[TcpRegion], SettlementPlane):
+    """Blocks over one stream to each peer."""
 
     backend = "tcp"
     path = "stream"
@@ -78,14 +78,14 @@ class TcpMover(Mover[TcpRegion]):
     def __init__(
         self, options: TransferOptions, env: Env, nursery: trio.Nursery, address: str
     ) -> None:
-        super().__init__(draw_incarnation(env.rng))
+        Mover.__init__(self, draw_incarnation(env.rng))
+        SettlementPlane.__init__(self)
         self.options = options
         self.address = address
         self.malformed_count = 0
         """Streams that were ended because the peer talked nonsense."""
         self.outlives_us = False
         """Whether the port stays open until the process ends; see `open_transfer_plane`."""
-        self._answers = SettlementAnswers()
         self._refusals = RefusalBucket()
         self._env, self._nursery = env, nursery
         self._peers: dict[str, PeerStream] = {}
@@ -126,17 +126,12 @@ class TcpMover(Mover[TcpRegion]):
             del self._peers[peer.incarnation]
 
     async def close(self, incarnation: str) -> None:
-        """Close the stream to a peer."""
         peer = self._peers.pop(incarnation, None)
         if peer is not None:
             peer.forget()
         await trio.lowlevel.checkpoint()
 
     # --- settlement ------------------------------------------------------------------------------
-
-    def answering(self, is_settled: IsSettled) -> AbstractContextManager[None]:
-        """Answer peers' inquiries until the block is left."""
-        return self._answers.answering(is_settled)
 
     async def inquire(
         self, address: str, incarnation: str, ticket: int, *, timeout_s: float
@@ -246,7 +241,7 @@ class TcpMover(Mover[TcpRegion]):
             if hello.version != _INQUIRY_VERSION:
                 raise RemoteProtocolError(f"an inquiry of version {hello.version}")
             is_meant = hello.incarnation == self.incarnation
-            is_settled = is_meant and self._answers.is_settled(hello.ticket)
+            is_settled = is_meant and self.is_settled(hello.ticket)
             await link.send_now(InquiryAnswer(is_meant, is_settled))
             return False
         if not isinstance(hello, Hello) or hello.version != _VERSION:

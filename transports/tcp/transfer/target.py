@@ -77,8 +77,6 @@ class RefusalBucket:
 
 
 class TargetLink(TransferLink):
-    """One connection of one peer."""
-
     def __init__(
         self,
         wire: Wire,
@@ -105,7 +103,6 @@ class TargetLink(TransferLink):
     # --- requests --------------------------------------------------------------------------------
 
     def take(self, message: TransferMessage, data: bytes) -> None:
-        """Act on one message of the peer."""
         if not isinstance(message, Request):
             raise RemoteProtocolError(f"{type(message).__name__} is no request")
         try:
@@ -200,7 +197,6 @@ class TargetLink(TransferLink):
             request.flow.close()
 
     def received(self, flow: BlockFlow) -> None:
-        """A slice of a write is verified."""
         if flow.is_complete:
             self._complete(flow.id, self._requests[flow.id])
         else:

@@ -24,7 +24,7 @@ from trinamo.runtime.process.roles import (
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.stopping import stopped_by_signals
 from trinamo.runtime.view.looks import Place
-from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.runtime.weights.lender import WeightsMetrics
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.transports.assembly.planes import RealTransports
 

@@ -19,8 +19,7 @@ from trinamo.runtime.env import Env
 from trinamo.runtime.errors import ConfigError, TrinamoError
 from trinamo.runtime.process.transports import Transports
 from trinamo.runtime.process.worker.weights import WorkerWeights, take_weights
-from trinamo.runtime.weights.lender import HeldFile
-from trinamo.runtime.weights.metrics import WeightsMetrics
+from trinamo.runtime.weights.lender import HeldFile, WeightsMetrics
 from trinamo.runtime.weights.taker import DownloadProgress, MissingFile
 
 _log = logging.getLogger("trinamo.weights")

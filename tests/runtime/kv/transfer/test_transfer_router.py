@@ -286,7 +286,8 @@ async def test_what_every_backend_would_refuse_is_not_tried_again(
 ) -> None:
     for plane in (house.fast, house.slow):
         plane.mover.faults.block_s = 1
-    house.owned.renew()
+    for region in house.owned.regions.values():
+        region.renew()
     with pytest.raises(StaleMemoryError):
         await house.move(READ)
     with pytest.raises(RequestError):
@@ -369,6 +370,7 @@ async def test_an_offer_is_checked(house: House, autojump_clock: Clock) -> None:
 
 
 async def test_grants_hold_on_every_backend(house: House, autojump_clock: Clock) -> None:
-    house.owned.renew()
+    for region in house.owned.regions.values():
+        region.renew()
     with pytest.raises(StaleMemoryError):
         await house.move(READ)
