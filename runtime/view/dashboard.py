@@ -34,7 +34,6 @@ from .pages import HEADERS, Tabs, file_routes
 from .requests import ask_legs, legs_view
 from .rows import INSTANCES_MAX, role_of
 from .snapshot import ClusterSnapshot, Snapshots
-from .survey import Survey
 from .timeline import Minutes, Seen, Timeline
 
 INTERVAL_S: Final = 1.0
@@ -150,7 +149,30 @@ class Dashboard:
         own = next(each for each in survey.frontends if each.is_own)
         own.health = msgspec.to_builtins(self.facts())
         own.requests = view_requests(self._traces)
-        self._observe(survey)
+        # All of a look: instances that no frontend asks, such as prefill workers, too.
+        problems = {}
+        for each in survey.instances:
+            noted = self._noted(each.id)
+            noted.about = _ABOUTS.get(role_of(each), "worker")
+            noted.name = each.name or noted.name
+            each.name = noted.name or each.id[:8]
+            if each.problem:
+                problems[each.id] = "does not answer"
+        self._observe_own(self._view().cluster, problems)
+        others = {
+            each.id: Seen(each.name, problems.get(each.id, ""), noted.about)
+            for each in survey.instances
+            if not (noted := self._noted(each.id)).is_asked
+        }
+        frontends = {
+            f"{each.name} {each.pid}": Seen(
+                each.name, "does not answer" if each.problem else "", "frontend"
+            )
+            for each in survey.frontends
+        }
+        wall = self._clock.wall()
+        self._timeline.observe("others", wall, others)
+        self._timeline.observe("frontends", wall, frontends)
         self._places = dict(list(survey.places().items())[:PLACES_MAX])
         self._processes = {
             **{each.id: each.metadata.get("status", "") for each in survey.instances},
@@ -192,32 +214,6 @@ class Dashboard:
             if before is None or not before.state:
                 seen[each.id] = Seen(noted.name or each.id[:8], state, noted.about)
         self._timeline.observe("answering", wall, seen)
-
-    def _observe(self, survey: Survey) -> None:
-        """All of a look: instances that no frontend asks, such as prefill workers, too."""
-        problems = {}
-        for each in survey.instances:
-            noted = self._noted(each.id)
-            noted.about = _ABOUTS.get(role_of(each), "worker")
-            noted.name = each.name or noted.name
-            each.name = noted.name or each.id[:8]
-            if each.problem:
-                problems[each.id] = "does not answer"
-        self._observe_own(self._view().cluster, problems)
-        others = {
-            each.id: Seen(each.name, problems.get(each.id, ""), noted.about)
-            for each in survey.instances
-            if not (noted := self._noted(each.id)).is_asked
-        }
-        frontends = {
-            f"{each.name} {each.pid}": Seen(
-                each.name, "does not answer" if each.problem else "", "frontend"
-            )
-            for each in survey.frontends
-        }
-        wall = self._clock.wall()
-        self._timeline.observe("others", wall, others)
-        self._timeline.observe("frontends", wall, frontends)
 
     def _noted(self, instance_id: str) -> _Instance:
         found = self._instances.setdefault(instance_id, _Instance())

@@ -37,15 +37,14 @@ class Output:
         on_broken: Callable[[], None],
         backlogs: Budget,
         party: str,
-        *,
-        backlog_bytes_max: int,
-        write_timeout_s: float,
+        config: HttpConfig,
     ) -> None:
         self._wire, self._on_broken = wire, on_broken
         self.nursery: trio.Nursery | None = None
         """For the task that flushes; there is one before anything is sent."""
         self._seal = wire.seal
-        self._backlog_bytes_max, self._write_timeout_s = backlog_bytes_max, write_timeout_s
+        self._backlog_bytes_max = config.backlog_bytes_max
+        self._write_timeout_s = config.write_timeout_s
         self._backlog = bytearray()
         self._backlogs, self._party = backlogs, party
         self._changed = Changes()
@@ -189,14 +188,7 @@ class WiredConnection(ABC):
         self._wire, self._config, self._refusals = wire, config, refusals
         self._answer, self._on_phase = answer, on_phase
         self._backlogs, self._party = backlogs, party_of(self.address)
-        self.output = Output(
-            wire,
-            self.abort,
-            backlogs,
-            self._party,
-            backlog_bytes_max=config.backlog_bytes_max,
-            write_timeout_s=config.write_timeout_s,
-        )
+        self.output = Output(wire, self.abort, backlogs, self._party, config)
 
     @abstractmethod
     def abort(self) -> None:

@@ -93,11 +93,6 @@ class Server:
         self._closing.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen and serve; reports the bound port when connections are accepted.
-
-        Returns within a quarter of a second after `close()`, whatever the clients do. Cancelled,
-        it leaves no connection either. Raises `ConfigError` if it cannot listen.
-        """
         config = self._config
         listeners = await open_listeners(config.host, config.port, reuse_port=config.reuse_port)
         port: int = listeners[0].socket.getsockname()[1]

@@ -31,7 +31,6 @@ from trinamo.runtime.protocol.transfer.access_page import (
     DIRECTORY_BYTES,
     HEADER_BYTES,
     AccessPage,
-    Expected,
 )
 from trinamo.runtime.protocol.transfer.description import ADDRESS_BYTES_MAX, MemoryDescription
 from trinamo.runtime.protocol.undecodable import decoded
@@ -191,17 +190,6 @@ class OneSidedRemote(RemoteMemory):
     """The address of its access page."""
     address: bytes
     """How the library reaches the peer."""
-
-    @property
-    def expected(self) -> Expected:
-        """What its page must say."""
-        described = self.description
-        return Expected(
-            incarnation=described.incarnation,
-            region=described.region,
-            generation=described.generation,
-            block_count=described.pool_blocks,
-        )
 
 
 class _Address(msgspec.Struct, frozen=True, array_like=True):

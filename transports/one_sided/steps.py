@@ -152,7 +152,7 @@ def look_at(
     """Read the header of the page and check it; whether the region needs a ticket."""
     slot[:HEADER_BYTES] = bytes(HEADER_BYTES)
     yield ReadPage(remote, 0, HEADER_BYTES)
-    return check_header(slot, remote.expected, any_generation=any_generation)
+    return check_header(slot, remote.description, any_generation=any_generation)
 
 
 def _admit(transfer: Transfer, slot: memoryview, blocks: Sequence[int]) -> Steps:
@@ -162,7 +162,7 @@ def _admit(transfer: Transfer, slot: memoryview, blocks: Sequence[int]) -> Steps
         length = HEADER_BYTES + DIRECTORY_BYTES
         slot[:length] = bytes(length)
         yield ReadPage(remote, 0, length)
-        needs_ticket = check_header(slot, remote.expected, any_generation=False)
+        needs_ticket = check_header(slot, remote.description, any_generation=False)
     else:
         needs_ticket = yield from look_at(remote, slot, any_generation=False)
     if not needs_ticket:

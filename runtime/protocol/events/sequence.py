@@ -99,7 +99,16 @@ class SnapshotAssembly:
         if answer.publisher != self._publisher:
             raise RemoteProtocolError(f"{answer.publisher:.80} answered for {self._publisher}")
         if answer.parts != self._parts:
-            self._split(answer.parts)
+            if answer.parts <= self._parts:
+                raise RemoteProtocolError(f"{answer.parts} parts instead of {self._parts}")
+            if answer.parts > PARTS_MAX:
+                raise OverloadedError(
+                    f"the snapshot of {self._publisher} needs {answer.parts} parts",
+                    bound="PARTS_MAX",
+                    value=PARTS_MAX,
+                )
+            self._parts = answer.parts
+            self._taken.clear()
             return None
         last = self._taken[-1] if self._taken else answer
         if (
@@ -113,18 +122,6 @@ class SnapshotAssembly:
             return None
         first, bodies = self._taken[0], tuple(each.body for each in self._taken)
         return WholeSnapshot(first.publisher, first.incarnation, first.sequence, bodies)
-
-    def _split(self, parts: int) -> None:
-        if parts <= self._parts:
-            raise RemoteProtocolError(f"{parts} parts instead of {self._parts}")
-        if parts > PARTS_MAX:
-            raise OverloadedError(
-                f"the snapshot of {self._publisher} needs {parts} parts",
-                bound="PARTS_MAX",
-                value=PARTS_MAX,
-            )
-        self._parts = parts
-        self._taken.clear()
 
 
 BUFFERED_MAX: Final = 1024

@@ -275,44 +275,6 @@ def make_chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
     )
 
 
-class TextOffsets:
-    """Where in the text of an answer its tokens begin, in characters; fed with them in order."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._chars = 0
-
-    def push(self, token: bytes) -> int:
-        """Where `token` begins: in the middle of a character, where that does."""
-        offset = self._chars
-        self._chars += len(self._decoder.decode(token))
-        return offset
-
-
-def make_completion_logprobs(
-    tokens: Sequence[TokenLogprob], offsets: TextOffsets, *, begins_prompt: bool = False
-) -> CompletionLogprobs | None:
-    """What a completion says of `tokens`, if there are any. Each is among its alternatives, however unlikely.
-
-    `begins_prompt`: of the first of them nothing is said, since nothing comes before it.
-    """
-    if not tokens:
-        return None
-    told: list[float | None] = [each.logprob for each in tokens]
-    top: list[dict[str, float] | None] = [
-        {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
-        for each in tokens
-    ]
-    if begins_prompt:
-        told[0] = top[0] = None
-    return CompletionLogprobs(
-        [_text(each.token) for each in tokens],
-        told,
-        top,
-        [offsets.push(each.token) for each in tokens],
-    )
-
-
 def _text(token: bytes) -> str:
     return token.decode("utf-8", "replace")
 
@@ -509,14 +471,16 @@ class CompletionAnswer(_Answer):
         self._echo, self._tells_logprobs = echo, tells_logprobs
         self._begins_prompt = False
         """Whether the first of its log probabilities is that of the prompt's first token."""
-        self._offsets = TextOffsets()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._chars = 0
+        """Where in the text its next token begins: in the middle of a character, where that does."""
 
     def add_event(self, delta: Delta) -> bytes:
         begins = False
         if self._echo is not None:
             delta, begins = self._behind_prompt(delta, self._echo)
         if delta.finish_reason is not None or delta.logprobs or self._ids is not None:
-            logprobs = make_completion_logprobs(delta.logprobs, self._offsets, begins_prompt=begins)
+            logprobs = self._told(delta.logprobs, begins_prompt=begins)
             told = _NO_IDS if self._ids is None else self._ids.tell(delta)
             said = CompletionChoice(self._index, delta.text, delta.finish_reason, logprobs, *told)
             return encode_data(_encode(self._chunk([said], self._no_usage)))
@@ -547,9 +511,7 @@ class CompletionAnswer(_Answer):
         return behind, bool(before)
 
     def choice(self) -> CompletionChoice:
-        logprobs = make_completion_logprobs(
-            self._logprobs, self._offsets, begins_prompt=self._begins_prompt
-        )
+        logprobs = self._told(self._logprobs, begins_prompt=self._begins_prompt)
         told = _NO_IDS if self._ids is None else (self._ids.answer, self._ids.prompt)
         text = "".join(self._texts)
         return CompletionChoice(self._index, text, self._finish_reason, logprobs, *told)
@@ -560,3 +522,25 @@ class CompletionAnswer(_Answer):
         return Completion(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
+
+    def _told(
+        self, tokens: Sequence[TokenLogprob], *, begins_prompt: bool
+    ) -> CompletionLogprobs | None:
+        """What is said of `tokens`, if there are any. Each is among its alternatives, however unlikely.
+
+        `begins_prompt`: of the first of them nothing is said, since nothing comes before it.
+        """
+        if not tokens:
+            return None
+        told: list[float | None] = [each.logprob for each in tokens]
+        top: list[dict[str, float] | None] = [
+            {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
+            for each in tokens
+        ]
+        if begins_prompt:
+            told[0] = top[0] = None
+        offsets = []
+        for each in tokens:
+            offsets.append(self._chars)
+            self._chars += len(self._decoder.decode(each.token))
+        return CompletionLogprobs([_text(each.token) for each in tokens], told, top, offsets)

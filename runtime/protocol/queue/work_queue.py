@@ -253,7 +253,13 @@ class WorkQueueModel:
         job.token = ""
         if job.attempt >= self.limits.attempts_max:
             del self._jobs[job.id]
-            self._dead_letter(job, reason[:REASON_CHARS_MAX], now)
+            self.counts.died += 1
+            self._dead.pop(job.id, None)
+            why = reason[:REASON_CHARS_MAX]
+            self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, why, now, job.origin)
+            while len(self._dead) > self.limits.dead_max:
+                del self._dead[next(iter(self._dead))]
+                self.counts.forgotten += 1
             return Settlement.DEAD
         if ready_at > now:
             job.state = _State.DELAYED
@@ -261,14 +267,6 @@ class WorkQueueModel:
         else:
             self._make_ready(job)
         return Settlement.APPLIED
-
-    def _dead_letter(self, job: _Job, reason: str, now: float) -> None:
-        self.counts.died += 1
-        self._dead.pop(job.id, None)
-        self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, reason, now, job.origin)
-        while len(self._dead) > self.limits.dead_max:
-            del self._dead[next(iter(self._dead))]
-            self.counts.forgotten += 1
 
     def _check_depth(self) -> None:
         if len(self._jobs) >= self.limits.depth_max:

@@ -163,27 +163,24 @@ class Multiplexer:
         self.message_bytes = (
             sum(len(rest) for stream, rest in self._parted if stream in heads) if heads else 0
         )
-        finished = self._add_parts(frames) if self._parted else []
+        finished: list[int] = []
+        if self._parted:
+            left = self._parted[_PARTED_MAX:]
+            for stream, rest in self._parted[:_PARTED_MAX][::-1]:
+                is_last = len(rest) <= PART_BYTES
+                part = rest[:PART_BYTES].tobytes()
+                if not is_last:
+                    left.insert(0, (stream, rest[PART_BYTES:]))
+                    frames.append(encode_item(stream, part, is_last=False))
+                elif stream in self._message_heads:
+                    kind, header = self._message_heads.pop(stream)
+                    frames.append(encode_message(kind, header, part, stream))
+                else:
+                    finished.append(stream)
+                    frames.append(encode_item(stream, part))
+            self._parted = left
         self.queued_bytes = 0
         return frames[0] if len(frames) == 1 else b"".join(frames), finished
-
-    def _add_parts(self, frames: list[bytes]) -> list[int]:
-        finished: list[int] = []
-        left = self._parted[_PARTED_MAX:]
-        for stream, rest in self._parted[:_PARTED_MAX][::-1]:
-            is_last = len(rest) <= PART_BYTES
-            part = rest[:PART_BYTES].tobytes()
-            if not is_last:
-                left.insert(0, (stream, rest[PART_BYTES:]))
-                frames.append(encode_item(stream, part, is_last=False))
-            elif stream in self._message_heads:
-                kind, header = self._message_heads.pop(stream)
-                frames.append(encode_message(kind, header, part, stream))
-            else:
-                finished.append(stream)
-                frames.append(encode_item(stream, part))
-        self._parted = left
-        return finished
 
     def _end_batch(self) -> None:
         self._frames.append(encode_batch(self._pairs, self._items))

@@ -27,7 +27,7 @@ from typing import Final
 import attrs
 
 from ...errors import LocalProtocolError, OverloadedError, RemoteProtocolError, StaleMemoryError
-from .description import NOTIFY_BYTES_MAX
+from .description import NOTIFY_BYTES_MAX, MemoryDescription
 
 HEADER_BYTES: Final = 64
 TICKETS_MAX: Final = 512
@@ -125,18 +125,10 @@ class AccessPage:
             _WORD.pack_into(self._view, HEADER_BYTES + 8 * place, 0)
 
 
-@attrs.frozen(kw_only=True)
-class Expected:
-    """What a description said, to be found in the page."""
-
-    incarnation: str
-    region: int
-    generation: int
-    block_count: int
-
-
-def check_header(header: bytes | memoryview, expected: Expected, *, any_generation: bool) -> bool:
-    """Whether the region needs a ticket; `StaleMemoryError` unless the page is what was expected.
+def check_header(
+    header: bytes | memoryview, expected: MemoryDescription, *, any_generation: bool
+) -> bool:
+    """Whether the region needs a ticket; `StaleMemoryError` unless the page is what a description said.
 
     With `any_generation` the generation is not looked at: enough to know who answers.
     """
@@ -145,7 +137,7 @@ def check_header(header: bytes | memoryview, expected: Expected, *, any_generati
     )
     if magic != _MAGIC or word != incarnation_word(expected.incarnation):
         raise StaleMemoryError("another process has the described memory now")
-    if region != expected.region or block_count != expected.block_count:
+    if region != expected.region or block_count != expected.pool_blocks:
         raise StaleMemoryError(f"there is no region {expected.region} as described")
     if state != _OPEN:
         raise StaleMemoryError("the region was deregistered")
