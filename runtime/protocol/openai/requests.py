@@ -109,7 +109,15 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def content_bytes(self) -> int:
         """The part of the body that a request keeps."""
-        return sum(len(getattr(self, name) or b"") for name in self.kept)
+        size = sum(map(len, self.forms.values()))
+        for name in self.kept:
+            size += len(getattr(self, name) or b"")
+        return size
+
+    @property
+    def forms(self) -> dict[str, Raw]:
+        """The fields that say what form the answer has, as far as they are given."""
+        return {}
 
     def called(self, param: str) -> str:
         """How the client calls what an engine refuses as `param`."""
@@ -161,8 +169,8 @@ class SampledRequest(BodyRequest, frozen=True, kw_only=True):
     min_tokens: Natural | None = None
 
     def sampled(self, sampling: SamplingDefaults) -> dict[str, Any]:
-        """What it says of an answer, as arguments of `GenerateRequest`: how tokens are drawn, and its end."""
-        found: dict[str, Any] = {}
+        """What it says of an answer, as arguments of `GenerateRequest`: how tokens are drawn, end, form."""
+        found: dict[str, Any] = form_of(forms) if (forms := self.forms) else {}
         for name, given, default in zip(
             _SAMPLED, _sampled_values(self), _sampled_values(sampling), strict=True
         ):
@@ -181,6 +189,8 @@ class SampledRequest(BodyRequest, frozen=True, kw_only=True):
             found["min_tokens"] = self.min_tokens or 0
         if self.logit_bias is not ABSENT:
             found["logit_bias"] = logit_bias(self.logit_bias)
+        if getattr(self, "return_token_ids", None):
+            found["return_token_ids"] = True
         return found
 
 
@@ -209,17 +219,12 @@ class SharedRequest(SampledRequest, frozen=True, kw_only=True):
         return 1 if self.n is None else self.n
 
     @property
-    def content_bytes(self) -> int:
-        return super().content_bytes + sum(map(len, self.forms.values()))
-
-    @property
     def wants_usage(self) -> bool:
         """Whether a streamed answer ends with a chunk that carries the usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
     @property
     def forms(self) -> dict[str, Raw]:
-        """The fields that say what form the answer has, as far as they are given."""
         values = _form_values(self)
         if values == _NO_FORMS:
             return {}
@@ -228,15 +233,6 @@ class SharedRequest(SampledRequest, frozen=True, kw_only=True):
     def called(self, param: str) -> str:
         """See `BodyRequest`: a form has many names."""
         return [*self.forms][-1] if param in FORMS else param
-
-    def sampled(self, sampling: SamplingDefaults) -> dict[str, Any]:
-        """See `SampledRequest`: what form it has, too, and whether it tells its tokens."""
-        found = super().sampled(sampling)
-        if forms := self.forms:
-            found |= form_of(forms)
-        if self.return_token_ids:
-            found["return_token_ids"] = True
-        return found
 
     def _tokens_max(self, name: str, *, may_be_zero: bool = False) -> int | None:
         """The bound of the answer, which is called `name`; None for none but the context.
@@ -269,16 +265,14 @@ class SharedRequest(SampledRequest, frozen=True, kw_only=True):
                 "'stream_options' is only allowed when 'stream' is true", param="stream_options"
             )
 
-    def prompts(self, context_tokens_max: int) -> list[Prompt]:
-        """All of several that it has."""
-        del context_tokens_max
-        return []
-
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
     ) -> list[GenerateRequest]:
         del inputs_max
-        prompts, each, seed = self.prompts(context_tokens_max), self.choices_each, first.seed
+        prompts: list[Prompt] = []
+        if isinstance(self, CompletionRequest) and _holds_prompts(self.prompt):
+            prompts = all_prompts(self.prompt, context_tokens_max)
+        each, seed = self.choices_each, first.seed
         if each == 1 and not prompts:
             return [first]
         if each * len(prompts) > CHOICES_MAX:
@@ -349,9 +343,6 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
     best_of: Int64 | None = None
 
     kept: ClassVar[tuple[str, ...]] = ("prompt",)
-
-    def prompts(self, context_tokens_max: int) -> list[Prompt]:
-        return all_prompts(self.prompt, context_tokens_max) if _holds_prompts(self.prompt) else []
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
         """See `BodyRequest`; of several prompts the first."""
