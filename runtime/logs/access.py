@@ -58,12 +58,9 @@ class AccessLog:
     """Writes the lines of one service."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._clock, self.now = clock, clock.now
         self._log = logging.getLogger(ACCESS_LOGGER)
         self._cheap = Throttle(1.0)
-
-    def now(self) -> float:
-        return self._clock.now()
 
     def tell(
         self,
@@ -90,7 +87,7 @@ class AccessLog:
             return
         if is_cheap or outcome == STRANGER:
             # Whoever is sent away may come as often as he likes: he costs a line a second.
-            held_back = self._cheap.admit((status, outcome), self._clock.now())
+            held_back = self._cheap.admit((status, outcome), self.now())
             if held_back is None:
                 return
             if held_back:
@@ -104,7 +101,7 @@ class AccessLog:
         }
         if first_token_s is not None:
             told["first_token_s"] = round(first_token_s, 4)
-        told["duration_s"] = round(self._clock.now() - began_at, 4)
+        told["duration_s"] = round(self.now() - began_at, 4)
         if error:
             told["error"] = cut(mask_text(error), _ERROR_CHARACTERS_MAX)
         self._log.handle(AccessRecord(level, self._clock.wall(), told))

@@ -46,7 +46,7 @@ class Metrics(Registry):
 
     def __init__(self, env: Env) -> None:
         super().__init__()
-        self.clock = env.clock
+        self.clock, self.now = env.clock, env.clock.now
         self._rendered = b""
         self._rendered_at: float | None = None
         self._live_sets = self.readings(
@@ -58,9 +58,6 @@ class Metrics(Registry):
             ],
             gauges=_LIVE_SETS,
         ).shown
-
-    def now(self) -> float:
-        return self.clock.now()
 
     def live_set(self, endpoint: str, counts: LiveCounts) -> None:
         """Ask `counts`, whenever `/metrics` is read, for the instances of `endpoint`."""
