@@ -259,7 +259,7 @@ def tasks_routes(
             return json_response(view())
         if not (url := places().get(name)):
             raise PathNotFoundError("no process by that name tells its tasks")
-        told, away = await ask_places(fetch, "/tasks", msgspec.Raw, {url: "the process"}, {})
+        told, away = await ask_places(fetch, "/tasks", msgspec.Raw, {url: "the process"})
         if away:
             raise UnavailableError(away[0])
         return json_response(told[0][1])

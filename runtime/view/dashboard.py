@@ -26,12 +26,12 @@ from ..env import Clock
 from ..errors import RequestError
 from ..http.exchanges import Handler
 from ..http.transport import Fetch
-from ..traces.ring import ID_CHARACTERS_MAX, Traces, view_requests
+from ..traces.ring import ID_CHARACTERS_MAX, ProcessView, Traces, view_requests
 from .facts import FrontendFacts
 from .looks import Look, Place
 from .overview import AWAY, PREFIX, FrontendView, Overview
 from .pages import HEADERS, Tabs, file_routes
-from .requests import ask_legs, legs_view
+from .requests import ask_places, legs_view
 from .rows import INSTANCES_MAX, role_of
 from .snapshot import ClusterSnapshot, Snapshots
 from .timeline import Minutes, Seen, Timeline
@@ -228,7 +228,9 @@ class Dashboard:
         request_id = request.path_params["request_id"]
         if not _REQUEST_ID.match(request_id):
             raise RequestError("this is no id of a request")
-        found, away = await ask_legs(self._fetch, request_id, self._places)
+        found, away = await ask_places(
+            self._fetch, f"/traces/{request_id}", ProcessView, self._places
+        )
         own = (self._place.name, self._traces.find(request_id))
         view = legs_view(request_id, [own, *found], away, self._clock.wall())
         return Response(

@@ -44,23 +44,17 @@ class LegsView(msgspec.Struct, kw_only=True):
     """The end of those that are under way, in seconds since the Unix epoch."""
 
 
-async def ask_legs(
+async def ask_places(
     fetch: Fetch,
-    request_id: str,
+    path: str,
+    kind: type[T],
     places: Mapping[str, str],
     keys: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[tuple[str, ProcessView]], list[str]]:
-    """What the processes at `places`, their names by URL, know of a request; and who is away.
+) -> tuple[list[tuple[str, T]], list[str]]:
+    """What the processes at `places`, their names by URL, answer there; and who is away.
 
     `keys` are those of clients, for the places that want one.
     """
-    return await ask_places(fetch, f"/traces/{request_id}", ProcessView, places, keys)
-
-
-async def ask_places(
-    fetch: Fetch, path: str, kind: type[T], places: Mapping[str, str], keys: Mapping[str, str]
-) -> tuple[list[tuple[str, T]], list[str]]:
-    """What the processes at `places`, their names by URL, answer there; and who is away."""
     found: list[tuple[str, T]] = []
     away: list[str] = []
     room = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)

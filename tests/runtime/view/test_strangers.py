@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import trio
 
+from trinamo.runtime.traces.ring import ProcessView
 from trinamo.runtime.view.listing import InstanceLook
-from trinamo.runtime.view.requests import ask_legs
+from trinamo.runtime.view.requests import ask_places
 from trinamo.runtime.view.snapshot import Snapshots
 from trinamo.runtime.view.survey import Asking, Survey, ask_instances
 from trinamo.transports.openai.client import fetch
@@ -62,7 +63,7 @@ async def test_a_worker_that_answers_with_nonsense_spoils_no_look(body: bytes) -
     async with answering(body) as (url, _):
         found = look(instance(1, url))
         await ask_instances(found, Asking(fetch, timeout_s=10))
-        legs, away = await ask_legs(fetch, "id", {url: "nonsense"})
+        legs, away = await ask_places(fetch, "/traces/id", ProcessView, {url: "nonsense"})
 
     made = Snapshots().make(found, None, {}, [], interval_s=1.0, now_s=1.0, wall=1.0)
     [row] = msgspec.json.decode(msgspec.json.encode(made))["instances"]

@@ -15,10 +15,11 @@ from trinamo import HttpService
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import ControlStatistics, Snapshot
 from trinamo.runtime.protocol.discovery.instances import FrontendEntry, Instance, encode_instance
+from trinamo.runtime.traces.ring import ProcessView
 from trinamo.runtime.view.listing import read_listing
 from trinamo.runtime.view.looks import Gatherer, Place
 from trinamo.runtime.view.overview import FrontendView, InstanceView, ModelView, Overview
-from trinamo.runtime.view.requests import ask_legs
+from trinamo.runtime.view.requests import ask_places
 from trinamo.runtime.view.survey import Asking, FrontendLook, Survey, add_listed, ask_instances
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.openai.client import fetch
@@ -145,9 +146,13 @@ async def test_who_wants_a_key_is_told_as_one_that_does(tmp_path: Path) -> None:
     service = HttpService.builder().config(port=0, api_keys_file=str(tmp_path / "keys")).build()
     async with trio.open_nursery() as nursery:
         url = f"http://127.0.0.1:{await nursery.start(service.run)}"
-        _, wanted = await ask_legs(fetch, "id", {url: "frontend"})
-        _, wrong = await ask_legs(fetch, "id", {url: "frontend"}, keys={url: "sk-another-one"})
-        found, away = await ask_legs(fetch, "id", {url: "frontend"}, keys={url: "sk-0123456789"})
+        _, wanted = await ask_places(fetch, "/traces/id", ProcessView, {url: "frontend"})
+        _, wrong = await ask_places(
+            fetch, "/traces/id", ProcessView, {url: "frontend"}, keys={url: "sk-another-one"}
+        )
+        found, away = await ask_places(
+            fetch, "/traces/id", ProcessView, {url: "frontend"}, keys={url: "sk-0123456789"}
+        )
         service.stop()
     assert wanted == ["frontend does not answer: 401: it wants a key; --key-env names one"]
     assert wrong == ["frontend does not answer: 401: that key is no operator's"]

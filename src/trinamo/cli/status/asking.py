@@ -19,9 +19,9 @@ from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
-from trinamo.runtime.traces.ring import RecentView, TraceView
+from trinamo.runtime.traces.ring import ProcessView, RecentView, TraceView
 from trinamo.runtime.view.listing import Listing, read_listing
-from trinamo.runtime.view.requests import ask_legs
+from trinamo.runtime.view.requests import ask_places
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane, open_fleet, reach_control
 from trinamo.transports.assembly.run_file import find_runs
@@ -163,7 +163,7 @@ async def ask_cluster(
     there is nobody to be asked.
     """
     places, keys = await find_places(target, url, key)
-    told, away = await ask_legs(fetch, request_id, places, keys)
+    told, away = await ask_places(fetch, f"/traces/{request_id}", ProcessView, places, keys)
     answers = ProcessAnswers(asked=len(places), away=away)
     for name, view in told:
         answers.keeping += view.requests_max > 0
