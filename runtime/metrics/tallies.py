@@ -157,8 +157,6 @@ class Counts(_Family[Count]):
 
 
 class Histograms(_Family[Histogram]):
-    """Histograms of seconds."""
-
     def __init__(
         self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()
     ) -> None:

@@ -121,8 +121,6 @@ class RequestTrace:
 
 
 class _NoLeg(Leg):
-    """The leg of whoever keeps none."""
-
     __slots__ = ()
 
     def __init__(self) -> None:

@@ -82,8 +82,6 @@ def _answer(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Respo
 
 
 class _Tab:
-    """One page."""
-
     def __init__(self, exchange: HttpExchange) -> None:
         self.over = trio.Event()
         self._exchange = exchange

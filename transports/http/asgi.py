@@ -133,8 +133,6 @@ async def answer_over_asgi(
 
 
 class _AsgiCarrier:
-    """See `Carrier`."""
-
     def __init__(self, call: tuple[Scope, Receive, Send], dates: Dates) -> None:
         scope, self._receive, self._send = call
         client = scope.get("client")

@@ -20,8 +20,6 @@ STREAM_BYTES: Final = 1 << 14
 
 
 class CarriedHead:
-    """What is kept of one."""
-
     def __init__(self, method: bytes, target: bytes, headers: Headers, version: str) -> None:
         self.method, self.headers, self.version = method.upper(), headers, version
         self.path, _, self.query = target.partition(b"?")

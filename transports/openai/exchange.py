@@ -98,8 +98,6 @@ class Calls:
 
 
 class Calling:
-    """See `Calls.call`."""
-
     __slots__ = ("_calls", "call", "context")
 
     def __init__(self, calls: dict[UpstreamCall, None], context: Context) -> None:

@@ -77,8 +77,6 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class SpanEncoder:
-    """Encodes the spans of one process."""
-
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
         # Of one span that says nothing, what is said of all: the SDK knows how.

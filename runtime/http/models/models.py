@@ -141,8 +141,6 @@ _PATHS: Final = {ModelKind.CHAT: "/v1/chat/completions", ModelKind.TOKENIZE: "/t
 
 @attrs.define(eq=False)
 class _Served:
-    """One model."""
-
     created: int
     """When it came, in Unix seconds."""
     engines: dict[ModelKind, Engine] = attrs.Factory(dict)

@@ -67,8 +67,6 @@ class Live(msgspec.Struct):
 
 @attrs.frozen
 class _Operation:
-    """One method of one path."""
-
     id: str
     summary: str
     answers: Mapping[str, Any]

@@ -86,8 +86,6 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 @attrs.define(eq=False)
 class _Block:
-    """The block that grows."""
-
     texts: list[str] = attrs.Factory(list)
     name: str = ""
     """Of the tool that is used; text has none."""

@@ -99,8 +99,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Turned(BodyRequest, frozen=True, kw_only=True):
-    """What makes a prompt."""
-
     messages: Raw
     system: Raw = ABSENT
     tools: Raw = ABSENT

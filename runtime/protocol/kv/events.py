@@ -100,8 +100,6 @@ def next_batch(waiting: deque[KvEvent]) -> list[KvEvent]:
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """Hashes, joined."""
-
     hashes: bytes
 
 

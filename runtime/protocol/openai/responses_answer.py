@@ -122,8 +122,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.define(eq=False)
 class _Item:
-    """The item that grows."""
-
     id: str
     texts: list[str] = attrs.Factory(list)
     logprobs: list[ChatTokenLogprob] = attrs.Factory(list)

@@ -23,8 +23,6 @@ def unheard(message: bytes, /) -> None:
 
 @attrs.define
 class _Granted:
-    """What one ticket stands for."""
-
     blocks: set[int]
     on_complete: OnComplete
     may_write: bool

@@ -96,8 +96,6 @@ class FaultError(Exception):
 
 
 class RequestHead:
-    """What is kept of one."""
-
     def __init__(self, method: bytes, target: bytes, version: bytes, headers: Headers) -> None:
         self.method, self.headers = method, headers
         self.is_1_1 = version == b"1.1"

@@ -120,8 +120,6 @@ class FrameBudget:
 
 
 class Http2Connection(WiredConnection):
-    """See `Connection`, of which this is one."""
-
     def __init__(self, wire: Wire, config: HttpConfig, *call: Any) -> None:
         super().__init__(wire, config, *call)
         self._budget = FrameBudget(trio.current_time())
