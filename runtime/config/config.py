@@ -160,6 +160,14 @@ class SecurityTlsConfig(Section, frozen=True, kw_only=True):
             "Who issues certificates of the fleet, as PEM; two while one takes the other's place."
         ),
     ] = None
+    change: Annotated[
+        Literal["admit", "show"] | None,
+        about(
+            "While a cluster that has a secret begins to use certificates, or ceases to: who has either is"
+            " let in and asked. `admit` shows what the secret makes, `show` the certificate. null: the"
+            " certificate alone counts."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         need_together(
@@ -168,6 +176,11 @@ class SecurityTlsConfig(Section, frozen=True, kw_only=True):
             key_file=self.key_file,
             authority_file=self.authority_file,
         )
+        if self.change is not None and self.certificate_file is None:
+            raise ValueError(
+                f"tls.change is {self.change}, but certificate_file is null: name the certificate that"
+                " the cluster is to change to, or from"
+            )
 
 
 class SecurityConfig(Section, frozen=True, kw_only=True):

@@ -63,7 +63,10 @@ class MemoryPlan:
 
 
 def fleet_of(config: Config, name: str, env: Env) -> Fleet | None:
-    """What the process on host `name` shows where the configuration names a fleet's authority."""
+    """What the process on host `name` shows where the configuration names a fleet's authority.
+
+    Where the cluster changes over, workers are at the step that it names, and all others one behind.
+    """
     if config.security.tls.certificate_file is None:
         return None
     # Brings `cryptography` along, which most runs never need.
@@ -75,8 +78,17 @@ def fleet_of(config: Config, name: str, env: Env) -> Fleet | None:
     authority = Authority.derived(FLEET)
     issued, key = authority.issue([role.uri for role in roles], env, after_s=VALID_S)
     now = env.clock.wall()
-    held = fleet_certificate(issued.decode(), key.decode(), authority.certificate, now=now)
-    return Fleet(lambda: held, env)
+    change = config.security.tls.change
+    if change is not None and not name.startswith("worker"):
+        change = "admit"
+    held = fleet_certificate(
+        issued.decode(),
+        key.decode(),
+        authority.certificate,
+        now=now,
+        admitted=() if change is None else (SECRET,),
+    )
+    return Fleet(lambda: held, env, change=change)
 
 
 def tcp_options_of(config: Config, name: str, env: Env, port: int = 0) -> TcpOptions:

@@ -192,6 +192,12 @@ def diallers_role_unread(*_: Any) -> None:
     """Whoever has a certificate of the fleet may ask for everything."""
 
 
+@bug
+def change_admits_nobody() -> list[Patch]:
+    """While a cluster changes over, certificates count alone."""
+    return [(Fleet, "admits_secret", property(lambda _: False))]
+
+
 @instead_of(TcpStreamServer, "_greet")
 async def strangers_are_told(greet: Any, self: Any, wire: Any) -> Any:
     """Who is no member hears why."""

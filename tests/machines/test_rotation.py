@@ -1,8 +1,13 @@
-"""A cluster changes its secret while it answers: real processes, restarted one after the other."""
+"""A cluster changes its secret, or begins to use certificates, while it answers.
+
+Real processes, restarted one after the other.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,6 +17,7 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start
+from tests.transports.security.fleets import FleetOfTest
 from trinamo.cli.up.certs import write_secret
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
@@ -46,27 +52,50 @@ class Asked:
             await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("requests", ["tcp", "nats"])
-async def test_no_request_fails_while_a_cluster_changes_its_secret(
-    tmp_path: Path, requests: str
-) -> None:
-    """In the three steps of `docs/security.md`; a new process is there before an old one ends."""
-    old, new = tmp_path / "old.secret", tmp_path / "new.secret"
+def _secrets(directory: Path) -> list[dict[str, object]]:
+    """Before, and the three steps of "Another secret" in `docs/security.md`."""
+    old, new = directory / "old.secret", directory / "new.secret"
     for each in (old, new):
         write_secret(each)
     keys = ("security.secret_file", "security.second_secret_file")
-    common = {"data_plane.requests": requests}
+    files = [(old,), (old, new), (new, old), (new,)]
+    return [dict(zip(keys, each, strict=False)) for each in files]
+
+
+def _certificates(directory: Path) -> list[dict[str, object]]:
+    """Before, and the three steps of "From the secret to an authority" there."""
+    secret, fleet = directory / "cluster.secret", FleetOfTest.make(directory / "fleet")
+    write_secret(secret)
+    known: dict[str, object] = {"security.secret_file": secret}
+    section = fleet.section("frontend", "worker")
+    tls = {
+        f"security.tls.{key}": getattr(section, key)
+        for key in ("certificate_file", "key_file", "authority_file")
+    }
+    steps = [known | tls | {"security.tls.change": change} for change in ("admit", "show")]
+    return [known, *steps, known | tls]
+
+
+@pytest.mark.parametrize(
+    ("steps_of", "requests"), [(_secrets, "tcp"), (_secrets, "nats"), (_certificates, "tcp")]
+)
+async def test_no_request_fails_while_a_cluster_changes_what_its_members_show(
+    tmp_path: Path, steps_of: Callable[[Path], list[dict[str, object]]], requests: str
+) -> None:
+    """In the three steps of `docs/security.md`; a new process is there before an old one ends."""
+    common: dict[str, object] = {"data_plane.requests": requests}
+    before, *steps = steps_of(tmp_path)
     async with (
         AsyncExitStack() as stack,
-        open_cluster(tmp_path, engine="exact", settings={keys[0]: old, **common}) as cluster,
+        open_cluster(tmp_path, engine="exact", settings=before | common) as cluster,
         trio.open_nursery() as nursery,
     ):
         asked = Asked(cluster.url)
         members = [cluster.frontend, *cluster.workers]
         for who in range(4):
             nursery.start_soon(asked.ask, cluster.client, who)
-        for number, files in enumerate([(old, new), (new, old), (new,)]):
-            settings = _joining(cluster) | common | dict(zip(keys, files, strict=False))
+        for number, step in enumerate(steps):
+            settings = _joining(cluster) | common | step
             members = await _restarted(
                 members, settings, tmp_path / f"step{number}", cluster, asked, stack
             )
@@ -78,7 +107,8 @@ async def test_no_request_fails_while_a_cluster_changes_its_secret(
     assert asked.failed == []
     logs = _logs(tmp_path)
     assert len(logs) == 12
-    assert [name for name, text in logs.items() if "security.secret_file is another" in text] == []
+    strange = re.compile("is another|its certificate says|no member's of this cluster")
+    assert [name for name, text in logs.items() if strange.search(text)] == []
 
 
 def _logs(directory: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ that an installed package offers, as an entry point of the group `trinamo.transp
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -150,7 +150,7 @@ class RealTransports:
         """The secrets are read once: a file that changes later must not leave a process with two."""
         if self._secrets is None:
             self._secrets = read_secrets(config.security)
-            self._fleet = open_fleet(config.security, env)
+            self._fleet = open_fleet(config.security, env, self._secrets)
         secret, second = self._secrets
         control = config.control_plane
         has_etcd = control.backend == "etcd" and not control.embedded
@@ -165,14 +165,14 @@ class RealTransports:
         )
 
 
-def open_fleet(section: SecurityConfig, env: Env) -> Fleet | None:
+def open_fleet(section: SecurityConfig, env: Env, secrets: Sequence[bytes]) -> Fleet | None:
     """What `security.tls` names; None if nothing. `ConfigError` says why it cannot be used."""
     if section.tls.certificate_file is None:
         return None
     # Brings `cryptography` along, which who has no secret never needs.
     from trinamo.transports.security.fleet import Fleet
 
-    return Fleet.of(section.tls, env)
+    return Fleet.of(section.tls, env, secrets)
 
 
 def _installed(key: str, name: str, opener: str) -> Any:

@@ -3,7 +3,8 @@
 It stands in place of what processes issue themselves from the secret (`identity.py`), on connections and
 under what they write to etcd. No process has the authority's key, so a certificate says what its
 holder may do (`roles.py`). It names a role, and no instance: which instance listens is what the holder says inside the connection, and nobody
-between can change that.
+between can change that. While a cluster changes over (`security.tls.change`), who has the secret alone is
+let in and asked as well, by the name that its own certificate says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 from cryptography import x509
@@ -31,7 +32,15 @@ from trinamo.transports.sockets.certificates import (
 )
 from trinamo.transports.sockets.wire import TlsSession
 
-from .identity import Contexts, Shown, contexts_of, has_issued, session_of
+from .identity import (
+    Contexts,
+    Shown,
+    authority_of,
+    check_name,
+    contexts_of,
+    has_issued,
+    session_of,
+)
 from .roles import DIALS, LISTENS, Role, role_names, roles_in
 
 if TYPE_CHECKING:
@@ -64,32 +73,58 @@ class Fleet(Shown):
     Args:
         load: What makes it of files; raises `ConfigError`.
         names: Of these files. None: it never changes.
+        change: The step of `security.tls.change`.
     """
 
     def __init__(
-        self, load: Callable[[], FleetCertificate], env: Env, names: Sequence[str] = ()
+        self,
+        load: Callable[[], FleetCertificate],
+        env: Env,
+        names: Sequence[str] = (),
+        change: Literal["admit", "show"] | None = None,
     ) -> None:
         super().__init__(env)
+        self._change = change
         self._files = CertificateFiles(load, _log, *names)
 
     @classmethod
-    def of(cls, section: SecurityTlsConfig, env: Env) -> Fleet:
-        """Of the files of `security.tls`; `ConfigError` says why they cannot be used."""
+    def of(cls, section: SecurityTlsConfig, env: Env, secrets: Sequence[bytes] = ()) -> Fleet:
+        """Of the files of `security.tls`; `ConfigError` says why they cannot be used.
+
+        Who has one of `secrets` is let in as well while the cluster changes over.
+        """
         keys = ("certificate_file", "key_file", "authority_file")
         names = [getattr(section, key) for key in keys]
         for fault in key_faults(f"{_KEY}.key_file", section.key_file):
             _log.warning(fault)
+        if section.change is not None:
+            _log.warning(
+                "%s.change is %s: who has the secret alone is let in, too; leave it out once every process"
+                " shows a certificate",
+                *(_KEY, section.change),
+            )
 
         def load() -> FleetCertificate:
             texts = [read_pem(f"{_KEY}.{key}", name) for key, name in zip(keys, names, strict=True)]
-            return fleet_certificate(*texts, now=env.clock.wall())
+            admitted = secrets if section.change is not None else ()
+            return fleet_certificate(*texts, now=env.clock.wall(), admitted=admitted)
 
-        return cls(load, env, names)
+        return cls(load, env, names, section.change)
 
     @property
     def certificate(self) -> FleetCertificate:
         """The one in use."""
         return self._files.loaded
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether this process shows it, and not what the secret makes."""
+        return self._change != "admit"
+
+    @property
+    def admits_secret(self) -> bool:
+        """Whether who has the secret alone is a member, too."""
+        return self._change is not None
 
     async def keep(self, metrics: Metrics) -> None:
         """Look for a renewed one, and tell when it ends; until cancelled."""
@@ -110,6 +145,8 @@ class Fleet(Shown):
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         roles, wanted = roles_in(peer), DIALS[purpose]
+        if self.admits_secret and not roles:
+            return
         if not roles & wanted:
             raise ConnectError(
                 f"its certificate says {role_names(roles)}, and {purpose} are for"
@@ -118,9 +155,10 @@ class Fleet(Shown):
 
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """See `Shown`: who has the role may say which instance it is."""
-        del name
         roles, wanted = roles_in(peer), LISTENS[purpose]
-        if not roles & wanted:
+        if self.admits_secret and not roles:
+            check_name(peer, purpose, name)
+        elif not roles & wanted:
             raise ImpostorError(
                 f"its certificate says {role_names(roles)}, and {purpose} are of"
                 f" {role_names(wanted)}"
@@ -128,9 +166,17 @@ class Fleet(Shown):
 
 
 def fleet_certificate(
-    certificate_text: str, key_text: str, authority_text: str, *, now: float
+    certificate_text: str,
+    key_text: str,
+    authority_text: str,
+    *,
+    now: float,
+    admitted: Sequence[bytes] = (),
 ) -> FleetCertificate:
-    """What PEM text holds; `ConfigError` says why a process could do nothing with it."""
+    """What PEM text holds; `ConfigError` says why a process could do nothing with it.
+
+    Who has one of the secrets `admitted` shakes hands as well.
+    """
     certificate = _parsed("certificate_file", certificate_text)[0]
     authorities = _parsed("authority_file", authority_text)
     key = _key_of(key_text)
@@ -162,7 +208,9 @@ def fleet_certificate(
             " entry of etcd; give it fewer names, or an authority with an Ed25519 or ECDSA key",
         )
     try:
-        contexts = contexts_of(certificate_text.encode(), key_text.encode(), authority_text)
+        derived = [authority_of(each).certificate for each in admitted if each]
+        trusted = "\n".join([authority_text, *derived])
+        contexts = contexts_of(certificate_text.encode(), key_text.encode(), trusted)
         # Shake hands with ourselves, as both ends; `ssl.SSLError` is what others would raise.
         dials, listens = (session_of(contexts, dials=each) for each in (True, False))
         data, is_done = b"", False

@@ -238,13 +238,33 @@ def session_of(contexts: Contexts, *, dials: bool) -> TlsSession:
     return TlsSession(client, _HOST) if dials else TlsSession(server)
 
 
-class Identity(Shown):
-    """One name of a process, and the sessions in which it shows that it is its own."""
+def check_name(peer: Sequence[str], purpose: Purpose, name: str) -> None:
+    """Raise `ImpostorError` if a certificate that the secret made is not for who says that it is `name`."""
+    if [*peer] != [purpose.uri(name)]:
+        said = ", ".join(peer) or "nothing"
+        raise ImpostorError(f"it calls itself {name!r}, but its certificate says {said}")
 
-    def __init__(self, secret: bytes, uri: str, env: Env, second: bytes = b"") -> None:
+
+class Identity(Shown):
+    """One name of a process, and the sessions in which it shows that it is its own.
+
+    `others` says who is let in and asked as well, of those whom `authorities` have issued certificates.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        uri: str,
+        env: Env,
+        second: bytes = b"",
+        *,
+        others: Shown | None = None,
+        authorities: Sequence[str] = (),
+    ) -> None:
         super().__init__(env)
-        self._authority, self._uri = authority_of(secret), uri
-        self._trusted = "".join(authority_of(each).certificate for each in (secret, second) if each)
+        self._authority, self._uri, self._others = authority_of(secret), uri, others
+        own = [authority_of(each).certificate for each in (secret, second) if each]
+        self._trusted = "".join([*own, *authorities])
         self._issue()
 
     def _issue(self) -> None:
@@ -259,9 +279,12 @@ class Identity(Shown):
         return session_of(self._contexts, dials=dials)
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
-        """See `Shown`: all members are equal."""
+        """See `Shown`: all who have the secret are equal."""
+        if self._others is not None:
+            self._others.check_dialler(peer, purpose)
 
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
-        if [*peer] != [purpose.uri(name)]:
-            said = ", ".join(peer) or "nothing"
-            raise ImpostorError(f"it calls itself {name!r}, but its certificate says {said}")
+        if self._others is not None:
+            self._others.check_listener(peer, purpose, name)
+        else:
+            check_name(peer, purpose, name)

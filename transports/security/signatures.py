@@ -68,7 +68,7 @@ class Signatures:
     def sign(self, owner: str, key: str, lease_id: int, value: bytes) -> bytes:
         """The signature of `value` under `key` and its lease, by `owner`, with its certificate behind it."""
         message = _message(key, lease_id, value)
-        if self._fleet is not None:
+        if self._fleet is not None and self._fleet.is_shown:
             fleet = self._fleet.certificate
             return fleet.key.sign(message) + fleet.shown
         own = self._own.get(owner)
@@ -85,9 +85,12 @@ class Signatures:
         """What is wrong with the signature of an entry as it is read; empty if `owner` made it."""
         message = _message(key, lease_id, value)
         authorities, names = self._authorities, frozenset({_URI + owner})
-        if self._fleet is not None:
-            authorities = self._fleet.certificate.authorities
-            names = frozenset(role.uri for role in writers_of(key) or ())
+        fleet = self._fleet
+        if fleet is not None:
+            members = fleet.certificate.authorities
+            roles = frozenset(role.uri for role in writers_of(key) or ())
+            authorities = members + authorities if fleet.admits_secret else members
+            names = roles | names if fleet.admits_secret else roles
         verdict = _verdict(authorities, names, message, signature)
         if verdict.fault or not lease_id:
             return verdict.fault

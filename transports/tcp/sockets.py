@@ -99,14 +99,18 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
 
     def shown(self, uri: str, env: Env) -> Shown:
         """What who is `uri` shows of those who have a secret, or of a fleet's own authority."""
-        if self.fleet is not None:
+        if self.fleet is not None and self.fleet.is_shown:
             return self.fleet
         # Brings `cryptography` along, which who has no secret never needs.
         from trinamo.transports.security.identity import Identity  # noqa: PLC0415
 
         key = (self.secret, self.second_secret, uri)
         if key not in self.identities:
-            self.identities[key] = Identity(self.secret, uri, env, self.second_secret)
+            self.identities[key] = Identity(
+                *(self.secret, uri, env, self.second_secret),
+                others=self.fleet,
+                authorities=() if self.fleet is None else self.fleet.certificate.authorities,
+            )
         return self.identities[key]
 
     def unfinished(self, decoder: Pending) -> Unfinished:

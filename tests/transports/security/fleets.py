@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -10,6 +11,8 @@ from trinamo.cli.up.certs import issue_certificate, write_authority
 from trinamo.runtime.config.config import SecurityTlsConfig
 from trinamo.runtime.env import Env, RealEnv
 from trinamo.transports.security.fleet import Fleet
+
+Step = Literal["admit", "show"] | None
 
 
 @attrs.frozen
@@ -23,7 +26,9 @@ class FleetOfTest:
         write_authority(directory, days=10)
         return cls(directory)
 
-    def section(self, *roles: str, name: str = "", days: float = 1) -> SecurityTlsConfig:
+    def section(
+        self, *roles: str, name: str = "", days: float = 1, change: Step = None
+    ) -> SecurityTlsConfig:
         """A new certificate that says these roles; of the same name in place of the last one."""
         called = name or "-".join(roles)
         issue_certificate(self.directory, roles, called, days)
@@ -31,8 +36,14 @@ class FleetOfTest:
             certificate_file=str(self.directory / f"{called}.pem"),
             key_file=str(self.directory / f"{called}.key"),
             authority_file=str(self.directory / "authority.pem"),
+            change=change,
         )
 
     def member(self, *roles: str, env: Env | None = None, name: str = "", days: float = 1) -> Fleet:
         """What a process with such a certificate shows."""
         return Fleet.of(self.section(*roles, name=name, days=days), env or RealEnv())
+
+    def changing(self, step: Step, *roles: str, secret: bytes) -> Fleet:
+        """What a process shows at this step of a change from `secret`, or back to it."""
+        section = self.section(*roles, name=f"{'-'.join(roles)}.{step}", change=step)
+        return Fleet.of(section, RealEnv(), [secret, b""])

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ import trio
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from tests.transports.security.fleets import FleetOfTest
+from tests.transports.security.fleets import FleetOfTest, Step
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
 from tests.transports.security.test_signed import ONE, VALUE, value
 from tests.transports.tcp.ends import eventually, options
@@ -29,7 +30,7 @@ from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.security.fleet import Fleet, fleet_certificate
-from trinamo.transports.security.identity import Authority
+from trinamo.transports.security.identity import Authority, Identity
 from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.sockets.wire import send_all
@@ -124,6 +125,8 @@ def test_what_has_expired_is_refused(fleet: FleetOfTest) -> None:
 def test_the_authority_needs_all_its_files_and_the_secret_beside_it() -> None:
     with pytest.raises(ValueError, match="certificate_file needs key_file and authority_file"):
         SecurityTlsConfig(certificate_file="a")
+    with pytest.raises(ValueError, match=r"tls\.change is admit, but certificate_file is null"):
+        SecurityTlsConfig(change="admit")
     tls = SecurityTlsConfig(certificate_file="a", key_file="b", authority_file="c")
     with pytest.raises(ValueError, match=r"secret_file is null: .* NATS is sealed"):
         SecurityConfig(tls=tls)
@@ -296,6 +299,61 @@ async def test_an_authority_takes_another_s_place_while_both_are_in_the_file(
         for dials, listens in ((before, after), (after, before)):
             async with listening(using(listens)) as (address, _):
                 assert await greeted_by(address, using(dials)) == (NAME, b"hear")
+
+
+# --- from a secret to an authority, and back ---------------------------------------------------------
+
+STEPS = ("before", "admit", "show", None)
+
+
+def at_step(fleet: FleetOfTest, step: str | None, *roles: str) -> Fleet | None:
+    """What a process shows that is at one of `STEPS`."""
+    return None if step == "before" else fleet.changing(cast("Step", step), *roles, secret=SECRET)
+
+
+@pytest.mark.parametrize(("dials", "listens"), [*itertools.product(STEPS, STEPS)])
+async def test_who_is_one_step_apart_speaks_and_who_is_two_does_not(
+    fleet: FleetOfTest, dials: str | None, listens: str | None
+) -> None:
+    ours = options(secret=SECRET, fleet=at_step(fleet, dials, "frontend"))
+    theirs = options(secret=SECRET, fleet=at_step(fleet, listens, "worker"))
+    async with listening(theirs) as (address, _):
+        if abs(STEPS.index(dials) - STEPS.index(listens)) <= 1:
+            assert await greeted_by(address, ours) == (NAME, b"hear")
+        else:
+            with pytest.raises(ConnectError, match="is another"):
+                await greeted_by(address, ours)
+
+
+@pytest.mark.parametrize("step", ["admit", "show"])
+async def test_a_change_gives_nobody_a_role_or_a_name_that_its_certificate_does_not_say(
+    fleet: FleetOfTest, step: Step
+) -> None:
+    ours = options(secret=SECRET, fleet=at_step(fleet, step, "frontend"))
+    theirs = options(secret=SECRET, fleet=fleet.changing("show", "frontend", secret=SECRET))
+    async with listening(theirs) as (address, _):
+        with pytest.raises(ImpostorError, match="says frontend, and requests are of prefill or w"):
+            await greeted_by(address, ours)
+    worker = fleet.changing("admit", "worker", secret=SECRET)
+    theirs = options(secret=SECRET, fleet=worker)
+    theirs.identities[SECRET, b"", Purpose.REQUESTS.uri(NAME)] = Identity(
+        *(SECRET, Purpose.REQUESTS.uri("another"), RealEnv()),
+        authorities=worker.certificate.authorities,
+    )
+    async with listening(theirs) as (address, _):
+        with pytest.raises(ImpostorError, match=r"'7f', but its certificate says .*/another"):
+            await greeted_by(address, ours)
+
+
+@pytest.mark.parametrize(("writes", "reads"), [*itertools.product(STEPS, STEPS)])
+async def test_entries_count_where_what_signed_them_is_let_in(
+    fleet: FleetOfTest, writes: str | None, reads: str | None
+) -> None:
+    store = MemoryStore()
+    await plane(store, at_step(fleet, writes, "worker")).put(ONE.key, VALUE)
+    said = await value(plane(store, at_step(fleet, reads, "frontend")))
+    is_of_secret = writes in ("before", "admit")
+    assert isinstance(said, Unsigned) is (reads == (None if is_of_secret else "before"))
 
 
 # --- entries -------------------------------------------------------------------------------------------

@@ -277,8 +277,7 @@ def check_files(config: Config, *, serves_http: bool) -> None:
     from trinamo.transports.assembly.http import Http
     from trinamo.transports.assembly.planes import open_fleet
 
-    read_secrets(config.security)
-    open_fleet(config.security, RealEnv())
+    open_fleet(config.security, RealEnv(), read_secrets(config.security))
     planes.check_files(config)
     if serves_http:
         service.check_files(config.http, RealEnv(), Http())

@@ -106,7 +106,8 @@ def _known_of(config: Config) -> tuple[tuple[bytes, bytes], Fleet | None]:
     Who only looks may lack them, and believes entries of anybody then.
     """
     with suppress(ConfigError):
-        return read_secrets(config.security), open_fleet(config.security, RealEnv())
+        secrets = read_secrets(config.security)
+        return secrets, open_fleet(config.security, RealEnv(), secrets)
     return (b"", b""), None
 
 
