@@ -143,7 +143,7 @@ async def _overwrite(cluster: Cluster, act: str, secrets: list[bytes]) -> str:
     (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")  # noqa: S104 -- simulated
     address = f"{name}:{listener.socket.getsockname()[1]}"
     config = cluster.plan.config
-    async with listener, cluster.services.open_control(name, config, env) as plane:
+    async with listener, cluster.services.open_control(config, env) as plane:
         control = signed_control(plane, env, secrets, fleet_of(config, name, env))
         for entry in (await control.range(INSTANCE_PREFIX)).entries:
             told = json.loads(entry.value.partition(b"\n")[0])
@@ -159,7 +159,7 @@ async def _overwrite(cluster: Cluster, act: str, secrets: list[bytes]) -> str:
 async def _forged_report(cluster: Cluster) -> str:
     """Say of each worker that it drains; says whether a frontend believes it."""
     env = SimEnv(cluster.world, "byzantine.forged_report")
-    opening = cluster.services.open_events(current_host_name(), cluster.plan.config, env)
+    opening = cluster.services.open_events(cluster.plan.config, env)
     async with opening as events:
         for key in cluster.store.values(INSTANCE_PREFIX):
             endpoint, _, worker = key.removeprefix(INSTANCE_PREFIX).rpartition("/")

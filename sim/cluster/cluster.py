@@ -28,7 +28,7 @@ from .members import ask_as_member
 from .memory import ClusterMemory, MemoryPlan
 from .planes import SimTransports
 from .roles import Process, run_frontend, run_worker
-from .services import BROKER, STORE, NetworkServices, NotedStore, Services
+from .services import BROKER, STORE, NetworkServices, NotedStore
 from .workload import ClientProfile, ClientRecord, ask_over_http
 
 
@@ -73,7 +73,7 @@ class Cluster:
         network: Network,
         plan: ClusterPlan,
         *,
-        services: Services | None = None,
+        services: NetworkServices | None = None,
     ) -> None:
         self.world, self.network, self.plan = world, network, plan
         self.services = NetworkServices(world, network) if services is None else services

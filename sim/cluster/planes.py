@@ -22,7 +22,7 @@ from trinamo.transports.assembly.http import Http
 from trinamo.transports.security.signed import signed_control
 
 from .memory import SECRET, ClusterMemory, fleet_of, sealer_of, tcp_options_of
-from .services import NotedControlPlane, Services
+from .services import NetworkServices, NotedControlPlane
 
 
 @attrs.frozen
@@ -50,7 +50,7 @@ class SimTransports:
     http = Http()
     """The real one, on simulated sockets."""
 
-    def __init__(self, name: str, services: Services, memory: ClusterMemory) -> None:
+    def __init__(self, name: str, services: NetworkServices, memory: ClusterMemory) -> None:
         self.name = name
         self.home: Any = None
         self.calls: Any = None
@@ -63,7 +63,7 @@ class SimTransports:
     @asynccontextmanager
     async def open_control(self, config: Config, env: Env) -> AsyncIterator[ControlPlane]:
         """The store, over this host's links; what watches deliver is noted, signed or not."""
-        async with self._services.open_control(self.name, config, env) as plane:
+        async with self._services.open_control(config, env) as plane:
             self.control = NotedControlPlane(plane, env, self.name)
             secrets = [SECRET if config.security.secret_file else b""]
             fleet = fleet_of(config, self.name, env)
@@ -71,7 +71,7 @@ class SimTransports:
 
     def open_events(self, config: Config, env: Env) -> AbstractAsyncContextManager[EventPlane]:
         """The broker, over this host's links."""
-        return self._services.open_events(self.name, config, env)
+        return self._services.open_events(config, env)
 
     @asynccontextmanager
     async def open_data(

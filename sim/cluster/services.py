@@ -2,7 +2,7 @@
 
 `NetworkServices` puts the simulated servers of `services/` under the cluster: two hosts, reached over
 simulated TCP, so cuts, resets, frozen and killed servers, latency and torn reads harm the control and
-the event plane as they harm everything else. `conformance/services.py` has the same in real time.
+the event plane as they harm everything else. `conformance/services.py` has them in real time.
 
 Everything the store does to a lease, and everything a watch delivers, becomes a note: the checkers
 (`checks/`) compare what was promised with what was seen.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -99,47 +99,6 @@ class NotedStore(MemoryStore):
         }
 
 
-class Services(Protocol):
-    """What a cluster asks of its store and broker, whatever carries their messages."""
-
-    @property
-    def store(self) -> NotedStore:
-        """The store's data now."""
-        ...
-
-    def boot(self, name: str) -> None:
-        """Start the process of `STORE` or `BROKER`."""
-        ...
-
-    def is_reachable(self, name: str) -> bool:
-        """Whether the store runs, and messages pass between it and host `name`, both ways."""
-        ...
-
-    def lose_replies(self, name: str, count: int) -> None:
-        """The next `count` writes of host `name` take effect, and it is not told."""
-        ...
-
-    def compact(self) -> None:
-        """Have the store forget its history."""
-        ...
-
-    def forge(self, *, is_on: bool) -> None:
-        """Whether somebody with the broker's token says things of his own on it."""
-        ...
-
-    def open_control(
-        self, name: str, config: Config, env: Env
-    ) -> AbstractAsyncContextManager[ControlPlane]:
-        """The control plane of a process on host `name`."""
-        ...
-
-    def open_events(
-        self, name: str, config: Config, env: Env
-    ) -> AbstractAsyncContextManager[EventPlane]:
-        """The event plane of a process on host `name`."""
-        ...
-
-
 class NetworkServices:
     """The simulated servers on hosts `store` and `broker`."""
 
@@ -150,43 +109,38 @@ class NetworkServices:
 
     @property
     def store(self) -> NotedStore:
-        """See `Services`."""
+        """The store's data now."""
         store = self.etcd.store
         assert isinstance(store, NotedStore)
         return store
 
     def boot(self, name: str) -> None:
-        """See `Services`. What was on the disk is there again."""
+        """Start the process of `STORE` or `BROKER`; what was on the disk is there again."""
         if name == STORE:
             self.etcd.boot()
         else:
             self.nats.boot()
 
     def is_reachable(self, name: str) -> bool:
-        """See `Services`."""
+        """Whether the store runs, and messages pass between it and host `name`, both ways."""
         there, back = self.network.link(name, STORE), self.network.link(STORE, name)
         is_up = self.world.host(STORE).state is HostState.UP
         return is_up and not (there.is_cut or back.is_cut)
 
     def lose_replies(self, name: str, count: int) -> None:
-        """See `Services`."""
+        """The next `count` writes of host `name` take effect, and it is not told."""
         self.etcd.interceptor.lose_replies(count, WRITES, to=name)
 
     def compact(self) -> None:
-        """See `Services`."""
+        """Have the store forget its history."""
         self.etcd.compact()
 
     def forge(self, *, is_on: bool) -> None:
-        """See `Services`."""
+        """Whether somebody with the broker's token says things of his own on it."""
         self.nats.forge(is_on=is_on)
 
-    def open_control(
-        self,
-        name: str,  # noqa: ARG002 -- the interface's parameter
-        config: Config,
-        env: Env,
-    ) -> AbstractAsyncContextManager[ControlPlane]:
-        """See `Services`. Opened on the running task's host; waits for nobody."""
+    def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
+        """The control plane of the running task's host; waits for nobody."""
         section = config.control_plane.etcd
         return open_simulated_etcd(
             STORE,
@@ -197,13 +151,8 @@ class NetworkServices:
         )
 
     @asynccontextmanager
-    async def open_events(
-        self,
-        name: str,  # noqa: ARG002 -- the interface's parameter
-        config: Config,
-        env: Env,
-    ) -> AsyncIterator[EventPlane]:
-        """See `Services`. A broker that is away is waited for.
+    async def open_events(self, config: Config, env: Env) -> AsyncIterator[EventPlane]:
+        """The event plane of the running task's host. A broker that is away is waited for.
 
         A real process ends then and is started again by whoever supervises it, with the same effect.
         """

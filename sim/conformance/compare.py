@@ -23,7 +23,7 @@ from ..core.trace import Row
 from ..report.events import host_name, request_of
 from ..scenario.driver import ClusterDriver
 from ..scenario.run import run_scenario
-from .services import MemoryServices
+from .services import LoopbackServices
 from .world import LoopbackNetwork, LoopbackWorld
 
 FAULTS: Final = ("kill", "stop", "boot", "reset", "compact", "lose_replies")
@@ -161,8 +161,8 @@ def play_for_real(scenario: Scenario, seed: int, timeout_s: float) -> Sequence[R
     """The rows of one run on loopback sockets in real time."""
     world = LoopbackWorld(SeedChoices(seed), timeout_s=timeout_s)
     network = LoopbackNetwork(world)
-    world.services = MemoryServices(world, network)
-    cluster = Cluster(world, network, scenario.cluster, services=world.services)
+    services = LoopbackServices(world, network)
+    cluster = Cluster(world, network, scenario.cluster, services=services)
     outcome = Outcome(scenario, world, network, cluster)
     world.run(ClusterDriver(scenario, outcome).run)
     return world.trace.rows

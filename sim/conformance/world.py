@@ -2,8 +2,7 @@
 
 Hosts are sets of tasks in this process. Their sockets are the kernel's, on 127.0.0.1; host names and
 fixed ports are mapped to them by trio's resolver hook. A kill closes the host's sockets as its kernel
-would, takes away its way to the store, silences its notes, and only then cancels its tasks, so that
-none of their cleanup is heard. Store and broker are the memory ones, as in the simulation.
+would, silences its notes, and only then cancels its tasks, so that none of their cleanup is heard.
 
 What this module does not do: pauses, power cuts, cuts of the network, clock skew. A process cannot do
 these to a part of itself; asking for one raises `ValueError`. Read next: `compare.py`.
@@ -17,7 +16,7 @@ import os
 import socket as stdlib
 import struct
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import trio
 from typing_extensions import override
@@ -25,11 +24,8 @@ from typing_extensions import override
 from ..core.choices import Choices
 from ..core.host import CURRENT, DRIVER, Host, HostState
 from ..core.world import WALL_EPOCH_S, World
+from ..isolation.guard import TrioSocket
 from ..net.network import Network
-
-if TYPE_CHECKING:
-    from .services import MemoryServices
-
 
 LOOPBACK = "127.0.0.1"
 END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill"}
@@ -40,8 +36,6 @@ class LoopbackWorld(World):
 
     def __init__(self, choices: Choices, *, timeout_s: float) -> None:
         super().__init__(choices)
-        self.services: MemoryServices | None = None
-        """Set once there are some: a kill takes its host's way to the store."""
         self._timeout_s = timeout_s
         self._started_s = 0.0
         self._is_running = False
@@ -144,8 +138,6 @@ class LoopbackWorld(World):
         host = self.host(name)
         if host.state is not HostState.UP:
             return
-        if self.services is not None:
-            self.services.cut_off(name)
         self._end(host, HostState.DEAD)
         host.scope.cancel()
 
@@ -177,12 +169,12 @@ class LoopbackNetwork(Network, trio.abc.SocketFactory):
     ) -> Any:
         if family != stdlib.AF_INET:
             raise OSError(errno.EAFNOSUPPORT, "the cluster is on IPv4")
-        return LoopbackSocket(self, trio.socket.from_stdlib_socket(stdlib.socket(family, type)))
+        return LoopbackSocket(self, stdlib.socket(family, type))
 
     def keep(self, socket: LoopbackSocket) -> None:
         """Know a socket of the running task's host; `OSError` if its process is dead."""
         if socket.incarnation is not None and socket.incarnation.is_buried:
-            socket.inner.close()
+            socket.close()
             raise OSError(errno.ENETDOWN, "a dead process opens no socket")
         self._held = [each for each in self._held if each.fileno() >= 0]
         self._held.append(socket)
@@ -190,6 +182,15 @@ class LoopbackNetwork(Network, trio.abc.SocketFactory):
     def bound(self, host: str, asked: int, port: int) -> None:
         """Host `host` asked for port `asked`, and has `port`."""
         self._ports_bound[host, asked] = port
+
+    @override
+    def name_and_port(self, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
+        owners = (
+            each.host
+            for each in self._held
+            if each.fileno() >= 0 and each.getsockname() == sockaddr
+        )
+        return next(owners, str(sockaddr[0])), str(sockaddr[1])
 
     @override
     async def getaddrinfo(
@@ -228,60 +229,27 @@ class LoopbackNetwork(Network, trio.abc.SocketFactory):
                     socket.close()
 
 
-class LoopbackSocket(trio.socket.SocketType):
+class LoopbackSocket(TrioSocket):
     """A kernel socket on loopback that knows whose it is."""
 
-    def __init__(self, network: LoopbackNetwork, inner: trio.socket.SocketType) -> None:
-        self.network, self.inner = network, inner
+    def __init__(self, network: LoopbackNetwork, sock: stdlib.socket) -> None:
+        super().__init__(sock)
+        self.network = network
         self.incarnation = CURRENT.get()
         self.host = DRIVER if self.incarnation is None else self.incarnation.host.name
         network.keep(self)
 
-    @property
-    @override
-    def family(self) -> stdlib.AddressFamily:
-        return self.inner.family
-
-    @property
-    @override
-    def type(self) -> stdlib.SocketKind:
-        return self.inner.type
-
-    @property
-    @override
-    def proto(self) -> int:
-        return self.inner.proto
-
-    @property
-    @override
-    def did_shutdown_SHUT_WR(self) -> bool:
-        return self.inner.did_shutdown_SHUT_WR
-
-    def __getattribute__(self, name: str) -> Any:
-        # trio's own class has a body for each of these, which only says that it has none.
-        if name in _DELEGATED:
-            return getattr(object.__getattribute__(self, "inner"), name)
-        return super().__getattribute__(name)
-
-    @override
-    def __enter__(self) -> Self:
-        return self
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @override
     async def bind(self, address: Any) -> None:
         # Two hosts may want one port, and somebody else may have it.
-        await self.inner.bind((LOOPBACK, 0))
+        await super().bind((LOOPBACK, 0))
         if address[1]:
-            self.network.bound(self.host, address[1], self.inner.getsockname()[1])
+            self.network.bound(self.host, address[1], self.getsockname()[1])
 
     @override
     async def accept(self) -> tuple[LoopbackSocket, Any]:
-        accepted, address = await self.inner.accept()
-        return LoopbackSocket(self.network, accepted), address
+        accepted, address = await super().accept()
+        return LoopbackSocket(self.network, stdlib.socket(fileno=accepted.detach())), address
 
     # As a simulated socket has them, so that a link leaves the socket here, where it can be cut.
 
@@ -294,14 +262,14 @@ class LoopbackSocket(trio.socket.SocketType):
 
     async def recv_arrived(self, bytes_max: int) -> bytes:
         """What has come, so much at most; empty at the end."""
-        return await self.inner.recv(bytes_max)
+        return await self.recv(bytes_max)
 
     def is_peer_of(self, other: LoopbackSocket) -> bool:
         """Whether the two are the ends of one connection."""
         try:
             return bool(
-                self.inner.getsockname() == other.inner.getpeername()
-                and self.inner.getpeername() == other.inner.getsockname()
+                self.getsockname() == other.getpeername()
+                and self.getpeername() == other.getsockname()
             )
         except OSError:
             return False
@@ -310,16 +278,7 @@ class LoopbackSocket(trio.socket.SocketType):
         """Have the kernel send RST and tell this end ECONNRESET too: connect to no address."""
         nowhere = struct.pack("=H14x", stdlib.AF_UNSPEC)
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.connect(self.inner.fileno(), nowhere, len(nowhere)) != 0:
+        if libc.connect(self.fileno(), nowhere, len(nowhere)) != 0:
             linger = struct.pack("ii", 1, 0)
-            self.inner.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_LINGER, linger)
-            self.inner.close()
-
-
-_DELEGATED = frozenset(
-    {
-        "close", "connect", "fileno", "getpeername", "getsockname", "getsockopt",
-        "is_readable", "listen", "recv", "recv_into", "recvmsg_into", "send", "sendmsg", "sendto", "setsockopt",
-        "shutdown", "wait_writable",
-    }
-)  # fmt: skip
+            self.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_LINGER, linger)
+            self.close()
