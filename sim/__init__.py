@@ -49,7 +49,7 @@ from .core.choices import (
 )
 from .core.clock import WallClock
 from .core.host import Host, HostState
-from .core.scheduler import Policy
+from .core.policies import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
 from .core.world import World
 from .disk.disk import Disk

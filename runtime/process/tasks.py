@@ -139,7 +139,7 @@ class TaskTree:
 
 def _place(task: trio.lowlevel.Task, view: TaskView) -> None:
     within: list[str] = []
-    for frame in _frames(task.coro):
+    for frame in await_frames(task.coro):
         module = str(frame.f_globals.get("__name__", ""))
         function = frame.f_code.co_qualname
         if not f"{module}.".startswith(_PLUMBING):
@@ -155,7 +155,7 @@ def _place(task: trio.lowlevel.Task, view: TaskView) -> None:
     view.waits_in = "its nursery" if is_nursery else within[0] if within else ""
 
 
-def _frames(awaited: object) -> Iterator[FrameType]:
+def await_frames(awaited: object) -> Iterator[FrameType]:
     """The frames of a coroutine and of what it awaits, the innermost last."""
     for _ in range(_FRAMES_MAX):
         for kind, frame, deeper in _ATTRIBUTES:

@@ -22,8 +22,9 @@ import trio
 from typing_extensions import override
 
 from ..core.choices import Choices
+from ..core.clock import WALL_EPOCH_S
 from ..core.host import CURRENT, DRIVER, Host, HostState
-from ..core.world import WALL_EPOCH_S, World
+from ..core.world import World
 from ..isolation.guard import TrioSocket
 from ..net.network import Network
 

@@ -89,7 +89,7 @@ def policy_named(name: Policy, choices: Choices, clock: EventClock) -> Arrange:
     if name not in get_args(Policy):
         raise ValueError(f"no such policy: {name!r}; there are {', '.join(get_args(Policy))}")
     if name == "fifo":
-        return _as_created
+        return lambda tasks: tasks
     if name == "batch":
         return _Batch(choices.stream("schedule"))
     if name == "choice":
@@ -99,10 +99,6 @@ def policy_named(name: Policy, choices: Choices, clock: EventClock) -> Arrange:
     if name == "step":
         return _Step(choices, clock)
     return _Priorities(choices, clock)
-
-
-def _as_created(tasks: list[Task]) -> list[Task]:
-    return tasks
 
 
 class _Batch:

@@ -28,7 +28,7 @@ EVENT = "an event"
 
 
 @attrs.define(eq=False)
-class _Rule:
+class Rule:
     """`then` must hold: always, or once by `due_s`; or within `within_s` of every time `when` holds."""
 
     name: str
@@ -71,7 +71,7 @@ class Rules(trio.abc.Instrument):
         mark: Callable[[], object],
     ) -> None:
         self._now, self._fail, self._mark = now, fail, mark
-        self._rules: list[_Rule] = []
+        self._rules: list[Rule] = []
         self._has_deadlines = False
         self.due_s = math.inf
         """The first moment at which a rule is broken if nothing happens; infinite for none."""
@@ -80,19 +80,8 @@ class Rules(trio.abc.Instrument):
         self.is_over = False
         """Whether the run has ended, so that nothing is looked at any more."""
 
-    def always(self, name: str, then: Predicate) -> None:
-        """See `World.always`."""
-        self._add(_Rule(name, then, is_always=True))
-
-    def eventually(self, name: str, then: Predicate, within_s: float) -> None:
-        """See `World.eventually`."""
-        self._add(_Rule(name, then, within_s=within_s, due_s=self._now() + within_s))
-
-    def leads_to(self, name: str, when: Predicate, then: Predicate, within_s: float) -> None:
-        """See `World.leads_to`."""
-        self._add(_Rule(name, then, when, within_s))
-
-    def _add(self, rule: _Rule) -> None:
+    def add(self, rule: Rule) -> None:
+        """Hold the run to it from now on."""
         self._rules.append(rule)
         self.due_s = min(self.due_s, rule.due_s)
         self._has_deadlines |= not rule.is_always
@@ -120,7 +109,7 @@ class Rules(trio.abc.Instrument):
             self._rules = [rule for rule in self._rules if not rule.is_over]
             self.due_s = min((rule.due_s for rule in self._rules), default=math.inf)
 
-    def _break(self, rule: _Rule, now_s: float, after: Task | str) -> None:
+    def _break(self, rule: Rule, now_s: float, after: Task | str) -> None:
         if rule.is_always:
             if not isinstance(after, str):
                 after = f"a step of {host_of(after)} {task_name(after)}"

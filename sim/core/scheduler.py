@@ -21,8 +21,6 @@ from .policies import Policy, is_interleaved, policy_named
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = ["Policy", "TaskScheduler"]
-
 
 class TaskScheduler:
     """What trio believes to be its random generator; see the module's words.
@@ -74,14 +72,14 @@ class TaskScheduler:
         """Take the tasks of paused and dead hosts out of the current batch and keep them."""
         if self.is_unwinding:
             return
-        stopped = 0
+        kept: list[Task] = []
         for task in self._batch:
             incarnation = incarnation_of(task)
-            if incarnation is not None and not incarnation.may_run:
+            if incarnation is None or incarnation.may_run:
+                kept.append(task)
+            else:
                 incarnation.host.frozen.append(task)
-                stopped += 1
-        if stopped:
-            self._batch[:] = [task for task in self._batch if _may_run(task)]
+        self._batch[:] = kept
 
     def random(self) -> float:
         """For trio's unsorted scheduling, which is off during a run."""
@@ -90,8 +88,3 @@ class TaskScheduler:
     def uniform(self, low: float, high: float) -> float:  # noqa: ARG002 -- trio's signature
         """For trio's own clock, which is not used during a run."""
         return low
-
-
-def _may_run(task: Task) -> bool:
-    incarnation = incarnation_of(task)
-    return incarnation is None or incarnation.may_run

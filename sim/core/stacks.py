@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
+
+from trinamo.runtime.process.tasks import await_frames
 
 from ..isolation.guard import task_number
 from .host import DRIVER, incarnation_of
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 
 FRAMES_MAX = 24
-AWAITED_MAX = 1000
 TRIO = "trio"
 LABELS_MAX = 10_000
 TRIOS_OWN = ("<init>", "<TrioToken.run_sync_soon task>")
@@ -62,31 +62,6 @@ class TaskLabels:
         return label
 
 
-def _await_frames(task: Task) -> Iterator[tuple[FrameType, int]]:
-    """What a task is waiting in, outermost first: each frame and its line.
-
-    As trio's `iter_await_frames`, which ends where an object's `__await__` hands out a coroutine's own
-    iterator. That has no frame, but refers to its coroutine, and a library's frames lie behind it.
-    """
-    awaited: Any = task.coro
-    for _ in range(AWAITED_MAX):
-        kind = _kind_of(awaited)
-        if not kind:
-            awaited = next(filter(_kind_of, gc.get_referents(awaited)), None)
-            kind = _kind_of(awaited)
-            if not kind:
-                return
-        frame = getattr(awaited, f"{kind}_frame")
-        if frame is not None:
-            yield frame, frame.f_lineno
-        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
-
-
-def _kind_of(awaited: Any) -> str:
-    """How the attributes of a coroutine, generator or async generator begin; empty for anything else."""
-    return next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), "")
-
-
 def await_stacks(tasks: Iterable[Task]) -> str:
     """One line for each task: its host, its name, its await stack (innermost frame first), who it waits for.
 
@@ -97,10 +72,10 @@ def await_stacks(tasks: Iterable[Task]) -> str:
     for task in tasks:
         if task.name in TRIOS_OWN:
             continue
-        frames = list(_await_frames(task))
+        frames = list(await_frames(task.coro))
         places = [
-            f"{_place(frame, line)} {frame.f_code.co_name}"
-            for frame, line in frames
+            f"{_place(frame)} {frame.f_code.co_name}"
+            for frame in frames
             if not frame.f_code.co_filename.endswith(TRAPS)
         ]
         what, holders[task] = _held(frames)
@@ -112,13 +87,13 @@ def await_stacks(tasks: Iterable[Task]) -> str:
     return "\n".join([*lines, *_circle(holders)])
 
 
-def _place(frame: FrameType, line: int) -> str:
-    return f"{PurePath(frame.f_code.co_filename).name}:{line}"
+def _place(frame: FrameType) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _held(frames: list[tuple[FrameType, int]]) -> tuple[str, list[Task]]:
+def _held(frames: list[FrameType]) -> tuple[str, list[Task]]:
     """The lock or limiter that these frames wait for, in a word, and the tasks that hold it."""
-    for frame, _ in frames:
+    for frame in frames:
         waited = frame.f_locals.get("self")
         if not frame.f_code.co_name.startswith("acquire"):
             continue
@@ -137,10 +112,10 @@ def _named(holder: Task) -> str:
     """A holder: its host, its name, and the innermost line of it that is not trio's own."""
     own = [
         each
-        for each in _await_frames(holder)
-        if TRIO not in PurePath(each[0].f_code.co_filename).parts
+        for each in await_frames(holder.coro)
+        if TRIO not in PurePath(each.f_code.co_filename).parts
     ]
-    at = f", at {_place(*own[-1])}," if own else ""
+    at = f", at {_place(own[-1])}," if own else ""
     return f"{host_of(holder)} {task_name(holder)}{at}"
 
 

@@ -24,16 +24,16 @@ from typing_extensions import override
 
 from trinamo.points import WORLD
 
-from ..disk.calls import Calls
+from ..disk.calls import Calls, stand_ins
 from ..disk.disk import Disk
 from ..disk.process import Descriptors, Process
 from ..errors import Deadlock, EndlessStep, Livelock, StepLimit, TimeLimit, parted, standing_for
+from ..isolation.ambient import Ambient
 from ..isolation.endless import watched
-from ..isolation.guard import Ambient, Loop, armed, breakable, closed_world
+from ..isolation.guard import Loop, armed, breakable, closed_world, replaced
 from ..isolation.threads import sleep_in_thread
 from .checker import Checker
 from .choices import Choices
-from .clock import WALL_EPOCH_S
 from .host import (
     CURRENT,
     Host,
@@ -46,17 +46,15 @@ from .host import (
 )
 from .labels import labels_below, module_of
 from .machines import Machines
-from .policies import is_interleaved
-from .rules import Predicate, Rules
-from .scheduler import Policy, TaskScheduler
+from .policies import Policy, is_interleaved
+from .rules import Predicate, Rule, Rules
+from .scheduler import TaskScheduler
 from .stacks import TaskLabels, await_stacks, host_of, task_name
 from .strikes import Cancellation, Strikes
 from .trace import Row, Trace
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
-
-__all__ = ["WALL_EPOCH_S", "World"]
 
 AnyChecker = TypeVar("AnyChecker", bound=Checker)
 _END_ROWS = {HostState.DOWN: "exit", HostState.DEAD: "kill", HostState.OFF: "power_off"}
@@ -173,7 +171,8 @@ class World(Machines):
     async def _shell(self, main: Callable[[], Awaitable[None]]) -> None:
         # Armed round the nursery, so that cancelled hosts clean up under the guard too.
         calls = Calls(current_process, self._descriptors, self.choices.stream("tempfile"))
-        self.until_end.enter_context(calls.installed())
+        self.until_end.enter_context(calls.active())
+        self.until_end.enter_context(replaced(*stand_ins()))
         self.until_end.enter_context(watched(self._step_cpu_s_max, self._progress, self._end_step))
         with armed(self._fail, calls.outside):
             async with trio.open_nursery() as self._nursery:
@@ -392,17 +391,18 @@ class World(Machines):
         It must only look at the state, and be quick: it is called some thousand times a run. What
         breaks it is a `Violation` of `rule`; what it raises ends the run, too.
         """
-        self._rules.always(rule, predicate)
+        self._rules.add(Rule(rule, predicate, is_always=True))
         self._watch_steps()
 
     def eventually(self, rule: str, predicate: Predicate, within_s: float) -> None:
         """As `always`, of one that must be true once within `within_s` virtual seconds from now."""
-        self._rules.eventually(rule, predicate, within_s)
+        due_s = self.current_time() + within_s
+        self._rules.add(Rule(rule, predicate, within_s=within_s, due_s=due_s))
         self._watch_steps()
 
     def leads_to(self, rule: str, when: Predicate, then: Predicate, within_s: float) -> None:
         """As `always`: whenever `when` is true, `then` is true by then, or within `within_s` after it."""
-        self._rules.leads_to(rule, when, then, within_s)
+        self._rules.add(Rule(rule, then, when, within_s))
         self._watch_steps()
 
     def _watch_steps(self) -> None:

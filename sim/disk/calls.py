@@ -77,20 +77,14 @@ class Calls:
         self._current, self._descriptors, self._dice = current, descriptors, dice
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Have them in the place of the real ones."""
+    def active(self) -> Iterator[None]:
+        """Inside, what `stand_ins` put in place comes here."""
         global _active
-        patches = _stand_ins()
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
         _active = self
-        for owner, name, stand_in in patches:
-            setattr(owner, name, stand_in)
         try:
             yield
         finally:
             _active = None
-            for owner, name, real in before:
-                setattr(owner, name, real)
 
     def by_path(self, name: str, real: Any, path: Any = ".", *args: Any, **named: Any) -> Any:
         process = self._current()
@@ -222,7 +216,7 @@ def _stand_in(owner: Any, name: str, how: Callable[..., Any], *first: Any) -> An
 
 
 @cache
-def _stand_ins() -> list[tuple[Any, str, Any]]:
+def stand_ins() -> list[tuple[Any, str, Any]]:
     """Whose attribute, which, and by what it is replaced in every run."""
     made: list[tuple[Any, ...]] = [
         *((os, name, Calls.by_path, name) for name in PATH_CALLS),

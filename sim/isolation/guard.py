@@ -26,7 +26,6 @@ import trio
 from trio import _socket as trio_socket
 from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
-from trio._socket import _SocketType as TrioSocket
 from typing_extensions import override
 
 from ..disk.calls import FILE_EVENTS
@@ -39,20 +38,7 @@ from .tls import Tls
 if TYPE_CHECKING:
     from trio.lowlevel import Task
 
-__all__ = [
-    "Ambient",
-    "Loop",
-    "TrioSocket",
-    "armed",
-    "breakable",
-    "check_trio",
-    "closed_world",
-    "escape",
-    "replaced",
-    "task_number",
-    "trio_seams",
-]
-
+TrioSocket = trio_socket._SocketType  # noqa: SLF001 -- a class of ours is one of those
 _REFUSED_EVENTS = (
     "socket.",
     "_thread.start_new_thread",
@@ -143,16 +129,23 @@ def breakable(
 
 
 @contextmanager
-def replaced(*patches: Patch) -> Iterator[None]:
-    """Put each stand-in in place, and back afterwards what was there.
+def replaced(*patches: Patch) -> Iterator[list[Patch]]:
+    """Put each stand-in in place, and back afterwards what was there, which is given.
 
-    As `unittest.mock.patch.object`, which takes a tenth of a second to import.
+    As `unittest.mock.patch.object`, which takes a tenth of a second to import. Raises `UnsupportedTrio`
+    where there is nothing to replace.
     """
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    before: list[Patch] = []
+    for owner, name, _ in patches:
+        try:
+            before.append((owner, name, getattr(owner, name)))
+        except (AttributeError, KeyError):
+            version = sys.version.partition(" ")[0]
+            raise _moved(f"under Python {version} there is no {name} in {owner}") from None
     try:
         for owner, name, stand_in in patches:
             setattr(owner, name, stand_in)
-        yield
+        yield before
     finally:
         for owner, name, real in reversed(before):
             setattr(owner, name, real)
@@ -199,33 +192,15 @@ def closed_world(
     rng = stream("ambient")
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
     random.seed(rng.getrandbits(64))
-    before = [(owner, name, _real(owner, name)) for owner, name, _ in patches]
-    for owner, name, stand_in in patches:
-        setattr(owner, name, stand_in)
+    before: list[Patch] = []
     try:
-        yield
+        with replaced(*patches) as before:
+            yield
     finally:
-        for owner, name, real in reversed(before):
-            setattr(owner, name, real)
-        unbind(
-            {
-                id(stand_in): real
-                for (_, _, stand_in), (_, _, real) in zip(patches, before, strict=True)
-            }
-        )
+        unbind({id(put[2]): real for put, (_, _, real) in zip(patches, before, strict=False)})
         random.setstate(dice_before)
         if collected:
             gc.enable()
-
-
-def _real(owner: Any, name: str) -> Any:
-    try:
-        return getattr(owner, name)
-    except (AttributeError, KeyError):
-        version = sys.version.partition(" ")[0]
-        raise UnsupportedTrio(
-            f"trio {trio.__version__}, Python {version}: no {name} in {owner}"
-        ) from None
 
 
 def _numeric_only(refused: Callable[..., Any]) -> Callable[..., Any]:

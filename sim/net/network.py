@@ -128,7 +128,11 @@ class Network(Names):
         return [
             connection
             for connection in self.connections
-            if _matches(connection.client.host.name, connection.server.host.name, a, b)
+            if any(
+                fnmatchcase(connection.client.host.name, x)
+                and fnmatchcase(connection.server.host.name, y)
+                for x, y in ((a, b), (b, a))
+            )
             and connection.client.is_connected
             and not connection.is_over
         ]
@@ -159,8 +163,10 @@ class Network(Names):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""
-        for held in (self.sockets, self.datagram_sockets):
-            _drop(held, host)
+        tables: tuple[dict[Any, Any], ...] = (self.sockets, self.datagram_sockets)
+        for held in tables:
+            for key in [key for key, socket in held.items() if socket.host is host]:
+                del held[key]
         for key in [key for key in self._listeners if key[0] == host.name]:
             self.unlisten(self._listeners[key])
         own = [endpoint for endpoint in self._endpoints if endpoint.host is host]
@@ -180,14 +186,3 @@ class Network(Names):
             if half.host is not host:
                 half.heal()
                 half.probe()
-
-
-def _matches(x: str, y: str, a: str, b: str) -> bool:
-    """Whether the two hosts match the two patterns, either way round."""
-    return (fnmatchcase(x, a) and fnmatchcase(y, b)) or (fnmatchcase(x, b) and fnmatchcase(y, a))
-
-
-def _drop(held: dict[Any, Any], host: Host) -> None:
-    """Forget the sockets of `host`, which nobody closed."""
-    for key in [key for key, socket in held.items() if socket.host is host]:
-        del held[key]

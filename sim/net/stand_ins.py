@@ -10,7 +10,7 @@ import errno
 import select
 import selectors
 import socket as stdlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn
 
@@ -44,19 +44,15 @@ def sockets_in_place(network: Names) -> Iterator[None]:
         held: StdSocket = network.numbered(number)
         return held
 
-    async def wait_readable(_: object, fd: Any) -> None:
-        sock = of(fd)
-        if sock.is_ready(writes=False):
-            await trio.lowlevel.checkpoint()
-        else:
-            await sock.wait(writes=False)
+    def waiting(*, writes: bool) -> Callable[[object, Any], Awaitable[None]]:
+        async def wait(_: object, fd: Any) -> None:
+            sock = of(fd)
+            if sock.is_ready(writes=writes):
+                await trio.lowlevel.checkpoint()
+            else:
+                await sock.wait(writes=writes)
 
-    async def wait_writable(_: object, fd: Any) -> None:
-        sock = of(fd)
-        if sock.is_ready(writes=True):
-            await trio.lowlevel.checkpoint()
-        else:
-            await sock.wait(writes=True)
+        return wait
 
     def notify_closing(_: object, fd: Any) -> None:
         of(fd).notify_closing()
@@ -81,7 +77,7 @@ def sockets_in_place(network: Names) -> Iterator[None]:
             "DefaultSelector",
             _waits_in_kernel("an event loop, or a selector, of its own"),
         ),
-        *trio_seams(SimSocket, wait_readable, wait_writable, notify_closing),
+        *trio_seams(SimSocket, waiting(writes=False), waiting(writes=True), notify_closing),
     ]
     with replaced(*patches), ExitStack() as stack:
         StdSocket.network = network

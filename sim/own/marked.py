@@ -24,7 +24,7 @@ from ..core.world import World
 from ..explore.failure import BadFailureFile, Failure, load_failure
 from ..explore.run import BadScenario, Scenario
 from ..faults import Fault
-from ..isolation.guard import Ambient
+from ..isolation.ambient import Ambient
 from .scenario import file_stem, parts_for
 from .search import Found, Hint, examine, search
 

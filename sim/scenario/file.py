@@ -39,7 +39,7 @@ from ..cluster.plans import (
     Scenario,
 )
 from ..cluster.workload import ClientProfile
-from ..core.scheduler import Policy
+from ..core.policies import Policy
 from ..mutants import BUGS
 from .faults import FAULTS
 

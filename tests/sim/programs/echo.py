@@ -12,7 +12,7 @@ import trio
 
 from trinamo.sim import SimEnv, World
 from trinamo.sim.core.choices import Choices
-from trinamo.sim.core.scheduler import Policy
+from trinamo.sim.core.policies import Policy
 from trinamo.sim.net.network import Network
 
 SERVER, PORT = "server", 7000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trinamo.sim.core.host import HostState
-from trinamo.sim.core.scheduler import Policy
+from trinamo.sim.core.policies import Policy
 from trinamo.sim.core.world import World
 
 CALLER, WORKER = "caller", "worker"
