@@ -22,10 +22,11 @@ from .own import (
     open_own,
     warn_of_change,
 )
+from .text import quietly, say
 
 if TYPE_CHECKING:
     from trinamo.sim.core.policies import Policy
-    from trinamo.sim.explore import Failure, Played, Replay, Scenario
+    from trinamo.sim.explore import Failure, Played, Run, Scenario
 
 
 EXIT_BROKEN: Final = 1
@@ -233,14 +234,19 @@ def _check_shipped_scenario(play: Scenario, where: str) -> None:
             refuse(f"{where}: scenario.parameters.{key[:50]} is not one that {name} takes")
 
 
-def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:
-    """Replay exactly, or end with the first difference; with `is_loose` go on all the same."""
+def play_again(path: Path, *, is_loose: bool = False) -> tuple[Failure, Played, bool]:
+    """A failure file, its run, and whether that is exact.
+
+    Ends with the first difference, unless `is_loose`.
+    """
     from trinamo.sim.explore import BadScenario, replay
 
+    failure = open_failure(path)
     if (changes := failure.version_changes) and not is_loose:
         refuse(f"recorded with other versions ({'; '.join(changes)}); --loose replays all the same")
     try:
-        again = replay(failure)
+        with quietly():
+            again = replay(failure)
     except BadScenario:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -250,16 +256,17 @@ def play_again(failure: Failure, *, is_loose: bool = False) -> Replay:
         sys.stderr.write(f"trinamo sim: the replay departs at {again.difference}\n")
         if not is_loose:
             raise typer.Exit(EXIT_UNSTEADY)
-    return again
+    return failure, again.played, again.is_exact
 
 
-def save_played(play: Scenario, played: Played, path: Path) -> None:
-    """Write the failure file of a run."""
+def save_played(play: Scenario, source: Run | Played, path: Path) -> None:
+    """Write the failure file of a run, which is played again unless its trace is at hand."""
     from trinamo.sim.explore import Failure, save_failure
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_failure(Failure.of(play, played), path)
+        with quietly():
+            save_failure(Failure.of(play, source), path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         refuse(f"{path} cannot be written: {why}")
@@ -271,3 +278,12 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         refuse(f"{path} cannot be written: {error.strerror}")
+
+
+def draw(path: Path | None, title: str, played: Played, *, until_s: float | None = None) -> None:
+    """Write the page of a run, if one was asked for, and say so."""
+    if path is not None:
+        from trinamo.sim.explore import page_of
+
+        write_file(path, page_of(title, played, until_s=until_s))
+        say(f"The picture is in {path}.")

@@ -19,6 +19,7 @@ from .files import (
     EXIT_UNSTEADY,
     catalogue_names,
     complete_scenario,
+    draw,
     exit_code_for,
     open_failure,
     play_again,
@@ -127,16 +128,6 @@ def _finish(played: Played) -> None:
     raise typer.Exit(exit_code_for(finding.invariant if finding else None))
 
 
-def _tell(play: Scenario, title: str, played: Played, cpu_s: float, html: Path | None) -> None:
-    for line in (*run_lines(title, played.run, cpu_s), *hint_lines(hints_for(play, played.run))):
-        say(line)
-    if html is not None:
-        from trinamo.sim.explore import page_of
-
-        write_file(html, page_of(title, played))
-        say(f"The picture is in {html}.")
-
-
 @command(
     "run",
     "trinamo sim run kill  ·  trinamo sim run storm --seed 7 --html storm.html  ·  "
@@ -157,10 +148,11 @@ def run_command(
     """Play one scenario once and judge it."""
     play = scenario_of(file, bug=bug, policy=policy, streams=streams)
     played, cpu_s = _played(play, seed)
-    _tell(play, title_of(play, seed), played, cpu_s, html)
+    title = title_of(play, seed)
+    say(*run_lines(title, played.run, cpu_s), *hint_lines(hints_for(play, played.run)))
+    draw(html, title, played)
     if played.run.finding is not None and save is not None:
-        with quietly():
-            save_played(play, played, save)
+        save_played(play, played, save)
         say(f"To replay it: trinamo sim replay {save}")
     elif played.run.finding is not None:
         say("To keep it for a replay, run it again with --save FAIL.json.")
@@ -228,22 +220,15 @@ def replay_command(
     loose: Loose = False,
 ) -> None:
     """Play a failure again and check that every row is as recorded."""
-    recorded = open_failure(failure)
-    with quietly():
-        again = play_again(recorded, is_loose=loose)
-    played, title = again.played, title_of(recorded.scenario, recorded.seed)
+    recorded, played, is_exact = play_again(failure, is_loose=loose)
+    title = title_of(recorded.scenario, recorded.seed)
     if until is not None:
         for row in played.trace.rows:
             if row.time_s <= until and row.kind != "step":
                 say(row_text(row))
-    for line in (*run_lines(title, played.run, 0.0), *hint_lines(played.run.hints)):
-        say(line)
-    say("Every row is as recorded." if again.is_exact else "The replay is not the recorded run.")
-    if html is not None:
-        from trinamo.sim.explore import page_of
-
-        write_file(html, page_of(title, played, until_s=until))
-        say(f"The picture is in {html}.")
+    say(*run_lines(title, played.run, 0.0), *hint_lines(played.run.hints))
+    say("Every row is as recorded." if is_exact else "The replay is not the recorded run.")
+    draw(html, title, played, until_s=until)
     _finish(played)
 
 
@@ -257,10 +242,8 @@ def html_command(
     """Draw a failure: one page that needs no other file."""
     from trinamo.sim.explore import page_of
 
-    recorded = open_failure(failure)
-    with quietly():
-        again = play_again(recorded, is_loose=loose)
-    text = page_of(title_of(recorded.scenario, recorded.seed), again.played)
+    recorded, played, _ = play_again(failure, is_loose=loose)
+    text = page_of(title_of(recorded.scenario, recorded.seed), played)
     write_file(out, text)
     say(f"{out}: {len(text.encode()):,} bytes")
 
@@ -340,15 +323,13 @@ def pin_command(
     """Show when the failure became inevitable, by trying other endings from many places."""
     from trinamo.sim.explore import pin
 
-    recorded = open_failure(failure)
+    recorded, played, _ = play_again(failure)
     with quietly():
-        again = play_again(recorded)
         try:
-            found = pin(recorded.scenario, again.played.run, points=points, runs=runs)
+            found = pin(recorded.scenario, played.run, points=points, runs=runs)
         except ValueError as error:
             refuse(str(error))
-    for line in pin_lines(found):
-        say(line)
+    say(*pin_lines(found))
 
 
 @command(
@@ -373,8 +354,7 @@ def diff_command(
     for sign, either in (("<", difference.left), (">", difference.right)):
         lines.append(f"{sign} {'the run has ended' if either is None else row_text(either)}")
     lines.append(f"The first difference is row {difference.number}.")
-    for line in lines:
-        say(line)
+    say(*lines)
     if html is not None:
         from trinamo.sim.explore import page_of
         from trinamo.sim.report import pair
@@ -393,8 +373,7 @@ def _either(name: str) -> Played:
     scenario, at, seed = name.rpartition("@")
     if at and seed.isdecimal() and not Path(name).is_file():
         return _played(scenario_of(scenario), int(seed))[0]
-    with quietly():
-        return play_again(open_failure(Path(name)), is_loose=True).played
+    return play_again(Path(name), is_loose=True)[1]
 
 
 @command(

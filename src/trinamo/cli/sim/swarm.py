@@ -115,8 +115,7 @@ def search(
                 progress = swarm(play, supply, jobs=jobs, on_progress=show)
             runs += progress.runs
             virtual_s += progress.virtual_s
-            with quietly():
-                code = max(code, _save_failures(play, name, progress, out, bar))
+            code = max(code, _save_failures(play, name, progress, out, bar))
             bar.stop()
             if is_under_pct(play) and progress.runs:
                 say(f"{name}: {promise_line(progress.runs, progress.steps // progress.runs)}")
@@ -124,8 +123,7 @@ def search(
                 say(f"{name}: {text}, in none of {progress.runs} runs: it was not tested")
                 code = max(code, EXIT_BROKEN)
             hints = [] if progress.failures else [*progress.hints, *standing_hints(play, progress)]
-            for line in hint_lines(f"{name}: {hint}" for hint in hints):
-                say(line)
+            say(*hint_lines(f"{name}: {hint}" for hint in hints))
             bar.start()
     took_s = time.perf_counter() - started_s
     say(
@@ -143,8 +141,6 @@ def _until(deadline_s: float) -> Iterator[int]:
 
 
 def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar: Bar) -> int:
-    from trinamo.sim.core.choices import ReplayChoices
-    from trinamo.sim.explore import played
     from trinamo.sim.own import file_stem
 
     code = 0
@@ -156,18 +152,17 @@ def _save_failures(play: Scenario, name: str, progress: Progress, out: Path, bar
         lines += [*finding_lines(finding), *hint_lines(run.hints)]
         if exit_code_for(finding.invariant) != EXIT_UNSTEADY:
             path = out / f"{file_stem(play)}-{run.seed}.json"
-            save_played(play, played(play, ReplayChoices(run.values, run.seed)), path)
+            save_played(play, run, path)
             lines.append(f"  trinamo sim replay {path}")
         bar.stop()
-        for line in lines:
-            say(line)
+        say(*lines)
         bar.start()
     return code
 
 
 def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
     """Shrink, save, and say what is left; the exit code."""
-    from trinamo.sim.explore import Failure, save_failure, shrink
+    from trinamo.sim.explore import shrink
 
     def count(shrunk: Shrunk) -> str:
         faults = shrunk.scenario.parameters.get("faults")
@@ -186,19 +181,13 @@ def make_dull(recorded: Failure, target: Path, seconds: float) -> int:
             )
         except ValueError as error:
             refuse(str(error))
-        try:
-            save_failure(Failure.of(shrunk.scenario, shrunk.run), target)
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            refuse(f"{target} cannot be written: {why}")
+    save_played(shrunk.scenario, shrunk.run, target)
     end = "nothing gets duller" if shrunk.is_finished else "the time was up"
     say(f"{count(shrunk)} are left after {shrunk.attempts} attempts; {end}.")
     non_default = [(number, each) for number, each in enumerate(shrunk.record) if each.value]
     for number, choice in non_default[:LISTED_MAX]:
         say(f"  decision {number}: {choice.label} = {choice.value} of {choice.n}")
-    for line in finding_lines(shrunk.run.finding):
-        say(line)
-    say(f"trinamo sim replay {target}")
+    say(*finding_lines(shrunk.run.finding), f"trinamo sim replay {target}")
     return 0
 
 
@@ -212,8 +201,7 @@ def explore_all(
     without: Sequence[str],
 ) -> int:
     """Bounded exploration of one scenario; the exit code."""
-    from trinamo.sim.core.choices import ReplayChoices
-    from trinamo.sim.explore import explore_bounded, played
+    from trinamo.sim.explore import explore_bounded
     from trinamo.sim.own import label_of
 
     shown_s = 0.0
@@ -253,12 +241,9 @@ def explore_all(
     say(f"{found.failed_runs} runs broke a rule, the first of them run {found.first_after_runs}.")
     finding = found.first.finding
     assert finding is not None
-    for line in finding_lines(finding):
-        say(line)
+    say(*finding_lines(finding))
     if save is not None:
-        with quietly():
-            run = found.first
-            save_played(play, played(play, ReplayChoices(run.values, run.seed)), save)
+        save_played(play, found.first, save)
         say(f"trinamo sim replay {save}")
     return exit_code_for(finding.invariant)
 
@@ -281,8 +266,7 @@ def compare_digests(plays: Sequence[Scenario], seeds: range, pythons: Sequence[s
             if found.differences:
                 unsteady += 1
                 say(f"{label_of(play)}: NOT deterministic")
-                for difference in found.differences:
-                    say(f"  {difference}")
+                say(*(f"  {difference}" for difference in found.differences))
             else:
                 say(f"{label_of(play)}: {found.runs} runs of {len(seeds)} seeds agree")
     return unsteady
@@ -308,8 +292,7 @@ def compare_with_kernel(play: Scenario, seed: int, seeds: range, timeout_s: floa
     say(f"  {found.same} of {found.requests} requests as in the simulated run of this seed")
     if found.elsewhere:
         say(f"  {found.elsewhere} as in another simulated run")
-    for kind in found.missing:
-        say(f"  the note {kind} is expected and did not occur")
+    say(*(f"  the note {kind} is expected and did not occur" for kind in found.missing))
     for strange in found.strange[:STRANGE_MAX]:
         pairs = list(zip_longest(strange.real, strange.simulated))
         first = next((n for n, (real, fake) in enumerate(pairs) if real != fake), 0)

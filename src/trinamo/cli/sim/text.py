@@ -16,9 +16,9 @@ BAR_WIDTH = 40
 EVIDENCE_LINES_MAX = 30
 
 
-def say(text: str = "") -> None:
+def say(*lines: str) -> None:
     """One line, or more, on standard output."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def quietly() -> AbstractContextManager[None]:
