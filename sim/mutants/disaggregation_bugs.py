@@ -22,7 +22,7 @@ from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.disaggregation.messages import decode_prompt, prefill_request
 from trinamo.runtime.sinks import Sink
 
-from .planting import Patch, bug, instead_of
+from .planting import NOTHING, Patch, bug, instead_of, stands
 
 
 @instead_of(Pinned, "wait_filled")
@@ -129,6 +129,5 @@ def unclaimed_is_computed() -> list[Patch]:
     return [(DecodeFirst, "_wait_claimed", along), (QueuedPrefills, "work", eager)]
 
 
-@instead_of(Grant, "withdraw")
-def grant_never_ends(*_: Any) -> None:
-    """Blocks that were lent stay so, whatever becomes of whom they were lent to."""
+# Blocks that were lent stay so, whatever becomes of whom they were lent to.
+stands("grant_never_ends", (Grant, "withdraw", NOTHING))

@@ -16,7 +16,7 @@ from trinamo.runtime.http.streaming import AnswerDelivery
 from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.worker.metrics import WorkerRecord
 
-from .planting import Patch, bug, instead_of
+from .planting import NOTHING, instead_of, stands
 
 
 @instead_of(AdmissionQueue, "wait")
@@ -31,20 +31,14 @@ async def waiter_stays(
     return ended
 
 
-@instead_of(AdmissionQueue, "settle")
-def place_lost(*_: Any) -> None:
-    """Nobody who waits is given the place of a request that ends: each waits until its time is up."""
+# Nobody who waits is given the place of a request that ends: each waits until its time is up.
+stands("place_lost", (AdmissionQueue, "settle", NOTHING))
 
+# A request that finds nobody ends at once, whoever comes the next moment.
+stands("nobody_waits", (Search, "_may_wait", False))
 
-@bug
-def nobody_waits() -> list[Patch]:
-    """A request that finds nobody ends at once, whoever comes the next moment."""
-    return [(Search, "_may_wait", False)]
-
-
-@instead_of(ModelManager, "_check_away")
-def nobody_is_unknown(*_: Any) -> None:
-    """A model whose workers are all gone was never heard of."""
+# A model whose workers are all gone was never heard of.
+stands("nobody_is_unknown", (ModelManager, "_check_away", NOTHING))
 
 
 @instead_of(WorkerRecord, "end")
@@ -54,9 +48,8 @@ def the_cancelled_stay_counted(end: Any, self: Any) -> None:
     self.tally.in_flight.value += self.outcome != SUCCESS
 
 
-@instead_of(AnswerDelivery, "_client_left")
-def disconnect_unseen(*_: Any) -> None:
-    """Nobody hears that the HTTP client has left while its answer is made."""
+# Nobody hears that the HTTP client has left while its answer is made.
+stands("disconnect_unseen", (AnswerDelivery, "_client_left", NOTHING))
 
 
 @instead_of(ChoiceSink, "take")
@@ -71,6 +64,5 @@ def choice_left_out(answer: Any, requests: Any, *more: Any) -> Any:
     return answer(requests[:-1], *more)
 
 
-@instead_of(Admission, "give_place")
-def place_of_a_choice_lost(*_: Any) -> None:
-    """What a request took for its further choices stays taken."""
+# What a request took for its further choices stays taken.
+stands("place_of_a_choice_lost", (Admission, "give_place", NOTHING))

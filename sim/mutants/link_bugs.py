@@ -16,7 +16,7 @@ from trinamo.transports.tcp.requests.plane import WorkerLink
 from trinamo.transports.tcp.streams import linked
 from trinamo.transports.tcp.streams.link import Link, LinkLane
 
-from .planting import Patch, bug, instead_of
+from .planting import NOTHING, Patch, bug, instead_of, stands
 
 # --- credit -----------------------------------------------------------------------------------------
 
@@ -42,9 +42,8 @@ def credit_given_twice(give: Any, self: Any, count: int) -> None:
     give(self, count)
 
 
-@instead_of(LinkLane, "give")
-def credit_never_given(*_: Any) -> None:
-    """What a consumer has taken is not given back."""
+# What a consumer has taken is not given back.
+stands("credit_never_given", (LinkLane, "give", NOTHING))
 
 
 @instead_of(LinkLane, "put")
@@ -69,10 +68,8 @@ def ids_given_again(_: Any, self: Any) -> Any:
     return self.newest
 
 
-@instead_of(linked, "encode_opening")
-def streams_unopened(*_: Any) -> bytes:
-    """A worker speaks on a stream of its caller's link that it has not opened, so nothing was accepted."""
-    return b""
+# A worker speaks on a stream of its caller's link that it has not opened, so nothing was accepted.
+stands("streams_unopened", (linked, "encode_opening", lambda *_: b""))
 
 
 @instead_of(Link, "__init__")
@@ -147,10 +144,10 @@ def link_loses_one_stream(lost: Any, self: Any, *why: Any) -> None:
     lost(self, *why)
 
 
-@bug
-def closing_links_take_streams() -> list[Patch]:
-    """A worker opens streams on a link that it is about to close for being idle."""
-    return [(Link, "takes_streams", property(lambda self: not self.is_closed))]
+# A worker opens streams on a link that it is about to close for being idle.
+stands(
+    "closing_links_take_streams", (Link, "takes_streams", property(lambda self: not self.is_closed))
+)
 
 
 @instead_of(Link, "_watch")

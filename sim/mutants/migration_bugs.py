@@ -13,7 +13,7 @@ from trinamo.runtime.caller.migration import VERDICTS, MigratingAnswer, ReplayVe
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.loop.step import Ends
 
-from .planting import Patch, bug, instead_of
+from .planting import Patch, bug, instead_of, stands
 
 
 @instead_of(MigratingAnswer, "_resumed")
@@ -95,7 +95,5 @@ def stopped_is_replayed() -> list[Patch]:
     return [(migration, "VERDICTS", lenient)]
 
 
-@bug
-def cut_looks_whole() -> list[Patch]:
-    """The engine's last word decides whether an answer is whole, not who stopped it."""
-    return [(Context, "cut_by", None)]
+# The engine's last word decides whether an answer is whole, not who stopped it.
+stands("cut_looks_whole", (Context, "cut_by", None))

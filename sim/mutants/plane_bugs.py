@@ -36,7 +36,7 @@ from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore
 from ..services.etcd.connector import Connector
-from .planting import Patch, bug, instead_of
+from .planting import NOTHING, Patch, bug, instead_of, stands
 
 # --- leases and watches -------------------------------------------------------------------------------
 
@@ -141,21 +141,14 @@ def silence_is_health() -> list[Patch]:
     ]
 
 
-@bug
-def deleted_is_gone() -> list[Patch]:
-    """What discovery deletes is dropped in that moment, however well its connection stands."""
-    return [(InstanceRecord, "is_kept", False)]
+# What discovery deletes is dropped in that moment, however well its connection stands.
+stands("deleted_is_gone", (InstanceRecord, "is_kept", False))
 
+# An instance that has left keeps its record, and the task that watches it.
+stands("left_instances_stay", (Instances, "_forget_if_over", NOTHING))
 
-@instead_of(Instances, "_forget_if_over")
-def left_instances_stay(*_: Any) -> None:
-    """An instance that has left keeps its record, and the task that watches it."""
-
-
-@instead_of(Router, "removal_grace_s")
-def cards_gone_at_once(*_: Any) -> float:
-    """A model is gone with its last card, though its workers are there."""
-    return 0.0
+# A model is gone with its last card, though its workers are there.
+stands("cards_gone_at_once", (Router, "removal_grace_s", lambda *_: 0.0))
 
 
 @instead_of(Monitor, "_probe")
@@ -177,9 +170,8 @@ def gaps_unseen(receive: Any, self: Any, event: SequencedEvent) -> Any:
     return receive(self, event)
 
 
-@instead_of(KvIndex, "_empty")
-def snapshot_adds_only(*_: Any) -> None:
-    """A snapshot adds to what was known; what is gone meanwhile stays."""
+# A snapshot adds to what was known; what is gone meanwhile stays.
+stands("snapshot_adds_only", (KvIndex, "_empty", NOTHING))
 
 
 @instead_of(Line, "missing")
@@ -222,24 +214,17 @@ async def lost_job_goes_on(keep: Any, self: Any, work: Any) -> None:
     await keep(self, work)
 
 
-@instead_of(consumer, "verdict_on")
-def done_is_unsaid(*_: Any, **__: Any) -> None:
-    """A consumer whose handler has returned says nothing, so that the job comes again."""
+# A consumer whose handler has returned says nothing, so that the job comes again.
+stands("done_is_unsaid", (consumer, "verdict_on", NOTHING))
 
 
 # --- signatures ---------------------------------------------------------------------------------------
 
+# Whatever is in the store, and whoever put it there, counts.
+stands("entries_unread", (SignedControlPlane, "_fault", lambda *_: ""))
 
-@instead_of(SignedControlPlane, "_fault")
-def entries_unread(_: Any, _self: Any, *_entry: object) -> str:
-    """Whatever is in the store, and whoever put it there, counts."""
-    return ""
-
-
-@instead_of(signatures, "writers_of")
-def signers_role_unread(*_: Any) -> frozenset[Role]:
-    """The signature of whoever has a certificate of the fleet counts everywhere."""
-    return frozenset(Role)
+# The signature of whoever has a certificate of the fleet counts everywhere.
+stands("signers_role_unread", (signatures, "writers_of", lambda *_: frozenset(Role)))
 
 
 @instead_of(SealedEvents, "opened")

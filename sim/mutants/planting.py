@@ -21,6 +21,17 @@ def bug(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     return make
 
 
+def stands(name: str, *patches: Patch) -> None:
+    """Enter a mistake called `name` in which these stand for what is there; the comment says which it is."""
+    assert name not in BUGS, f"two mistakes are called {name}"
+    made = list(patches)
+    BUGS[name] = lambda: made
+
+
+NOTHING: Callable[..., Any] = lambda *_, **__: None  # noqa: E731 -- what is left out
+"""What stands for a step that is left out."""
+
+
 def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enter the function below as a mistake that stands in for `owner.name`.
 

@@ -33,7 +33,7 @@ from trinamo.transports.tcp.streams.linked import InputReceiver, TcpResponseSend
 from trinamo.transports.tcp.streams.registrations import ResponseRegistration
 from trinamo.transports.tcp.streams.server import TcpStreamServer
 
-from .planting import Patch, bug, instead_of
+from .planting import NOTHING, Patch, bug, instead_of, stands
 
 # --- the response stream --------------------------------------------------------------------------
 
@@ -46,9 +46,8 @@ def eof_is_complete(conclude: Any, self: Any, end: End, by: Role, word: object) 
     conclude(self, end, by, word)
 
 
-@instead_of(TcpResponseSender, "lost")
-def eof_ignored(*_: Any) -> None:
-    """The worker takes the caller's FIN or RST for nothing, and works on."""
+# The worker takes the caller's FIN or RST for nothing, and works on.
+stands("eof_ignored", (TcpResponseSender, "lost", NOTHING))
 
 
 @instead_of(TcpResponseSender, "fail")
@@ -94,10 +93,8 @@ def stop_downgrades_kill(_: Any, self: Any, reason: Reason = Reason.STOP_REQUEST
     self._advance(State.STOPPED)
 
 
-@instead_of(Context, "why_left")
-def reasons_unsaid(*_: Any) -> Reason:
-    """Whatever ended a request, its worker is told that the consumer dropped it."""
-    return Reason.CONSUMER_DROPPED
+# Whatever ended a request, its worker is told that the consumer dropped it.
+stands("reasons_unsaid", (Context, "why_left", lambda *_: Reason.CONSUMER_DROPPED))
 
 
 @instead_of(ResponseRegistration, "close")
@@ -107,10 +104,8 @@ def drop_leaves_the_stream(_: Any, self: Any) -> None:
     self._context.off_change(self._on_context)
 
 
-@bug
-def kill_delivers_the_queue() -> list[Patch]:
-    """What was queued when the caller said Kill is still handed out."""
-    return [(Channel, "abandon", Channel.fail)]
+# What was queued when the caller said Kill is still handed out.
+stands("kill_delivers_the_queue", (Channel, "abandon", Channel.fail))
 
 
 @instead_of(InputReceiver, "_kill")
@@ -155,16 +150,11 @@ def items_out_of_order(extend: Any, self: Any, items: list[bytes]) -> Any:
 
 # --- connections ------------------------------------------------------------------------------------
 
+# No keep-alive and no user timeout: a silent peer is waited for as long as TCP does.
+stands("no_keep_alive", *((module, "tune", NOTHING) for module in (sockets, accepting)))
 
-@bug
-def no_keep_alive() -> list[Patch]:
-    """No keep-alive and no user timeout: a silent peer is waited for as long as TCP does."""
-    return [(module, "tune", lambda *_: None) for module in (sockets, accepting)]
-
-
-@instead_of(server, "configure_socket")
-def http_without_keep_alive(*_: Any, **_bounds: float) -> None:
-    """The frontend does not set its clients' sockets up to notice a silent peer."""
+# The frontend does not set its clients' sockets up to notice a silent peer.
+stands("http_without_keep_alive", (server, "configure_socket", NOTHING))
 
 
 @instead_of(TcpStreamServer, "_refuse")
@@ -187,9 +177,8 @@ def proof_unchecked() -> list[Patch]:
     return [(identity, "authority_of", lambda _: same)]
 
 
-@instead_of(Fleet, "check_dialler")
-def diallers_role_unread(*_: Any) -> None:
-    """Whoever has a certificate of the fleet may ask for everything."""
+# Whoever has a certificate of the fleet may ask for everything.
+stands("diallers_role_unread", (Fleet, "check_dialler", NOTHING))
 
 
 @bug
@@ -221,10 +210,8 @@ def frames_without_bound(start: Any, self: Any, **_: int) -> None:
     start(self, header_bytes_max=1 << 40, data_bytes_max=1 << 40)
 
 
-@bug
-def accept_gives_up() -> list[Patch]:
-    """A failing accept ends the listener, and the process with it."""
-    return [(accepting, "_EXHAUSTED", set())]
+# A failing accept ends the listener, and the process with it.
+stands("accept_gives_up", (accepting, "_EXHAUSTED", set()))
 
 
 # --- requests ---------------------------------------------------------------------------------------
@@ -259,11 +246,9 @@ def waits_are_unwatched() -> list[Patch]:
     return [(Client, "__init__", patient), (Instances, "_leave", unheard)]
 
 
-@instead_of(Liveness, "_lose")
-def silence_unheard(*_: Any, **__: Any) -> list[Any]:
-    """From its first item on a stream trusts its connection alone, which a stopped process keeps."""
-    # Either would end it: it is deleted, and it does not answer.
-    return []
+# From its first item on a stream trusts its connection alone, which a stopped process keeps.
+# Either would end it: it is deleted, and it does not answer.
+stands("silence_unheard", (Liveness, "_lose", lambda *_, **__: []))
 
 
 @instead_of(Monitor, "_probe")

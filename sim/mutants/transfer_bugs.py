@@ -15,13 +15,10 @@ from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus
 from trinamo.transports.memory.transfer import Moving
 
-from .planting import Patch, bug, instead_of
+from .planting import Patch, bug, instead_of, stands
 
-
-@instead_of(BlockLeases, "start")
-def transfers_hold_no_lease(_: Any, __: Any, start: Any, *_more: Any) -> Any:
-    """Blocks of a transfer belong to whoever asked for it, and are free once that has given up."""
-    return start()
+# Blocks of a transfer belong to whoever asked for it, and are free once that has given up.
+stands("transfers_hold_no_lease", (BlockLeases, "start", lambda _, start, *__: start()))
 
 
 @instead_of(Grant, "withdraw")
@@ -108,7 +105,5 @@ def missed_answer_is_death(status_of: Any, result: InquiryResult, *, is_known: b
     return status_of(result, is_known=is_known)
 
 
-@instead_of(Tickets, "is_settled")
-def settled_while_moving(*_: Any) -> bool:
-    """Asked for a ticket, a process says that nothing moves, without a look."""
-    return True
+# Asked for a ticket, a process says that nothing moves, without a look.
+stands("settled_while_moving", (Tickets, "is_settled", lambda *_: True))
