@@ -15,21 +15,23 @@ from tests.conformance.events import (
 )
 from tests.conformance.simulated import SimulatedBroker, SimulatedEtcdBackend
 from trinamo.conformance import ControlPlaneConformance, EventPlaneConformance
-from trinamo.runtime.planes import EventPlane
+from trinamo.runtime.planes import ControlPlane, EventPlane
 
 NOWHERE = Path("/nonexistent")
 control, events = ControlPlaneConformance(), EventPlaneConformance()
 
+STORED: dict[str, Callable[[ControlPlane, ControlPlane], Awaitable[None]]] = {
+    "snapshot then changes": lambda plane, other: (
+        control.test_a_watch_gives_the_snapshot_then_every_change_in_order(plane, other, "p/")
+    ),
+    "a burst of writes": lambda plane, _: control.test_no_change_falls_between_snapshot_and_stream(
+        plane, "p/"
+    ),
+    "leases": lambda plane, _: (
+        control.test_keys_die_with_an_expired_lease_and_live_while_it_is_kept(plane, "p/")
+    ),
+}
 CONTROL: dict[str, Callable[[SimulatedEtcdBackend], Awaitable[None]]] = {
-    "snapshot then changes": lambda backend: (
-        control.test_a_watch_gives_the_snapshot_then_every_change_in_order(backend.open_plane, "p/")
-    ),
-    "a burst of writes": lambda backend: control.test_no_change_falls_between_snapshot_and_stream(
-        backend.open_plane, "p/"
-    ),
-    "leases": lambda backend: control.test_keys_die_with_an_expired_lease_and_live_while_it_is_kept(
-        backend.open_plane, "p/"
-    ),
     "a cut": lambda backend: faults.test_a_watch_cut_off_resumes_where_it_was(backend, "p/"),
     "compaction": lambda backend: faults.test_history_compacted_during_an_outage_gives_one_resync(
         backend, "p/"
@@ -56,6 +58,16 @@ MORTAL: dict[str, Callable[[Any, str], Awaitable[None]]] = {
 }
 
 
+def play_stored(name: str, seed: int) -> str:
+    backend = SimulatedEtcdBackend(seed)
+
+    async def main() -> None:
+        async with backend.open_plane() as plane, backend.open_plane() as other:
+            await STORED[name](plane, other)
+
+    return backend.world.run(main)
+
+
 def play_control(name: str, seed: int) -> str:
     backend = SimulatedEtcdBackend(seed)
     return backend.world.run(lambda: CONTROL[name](backend))
@@ -77,7 +89,8 @@ def play_mortal(name: str, seed: int) -> str:
 
 
 STORIES = (
-    [(play_control, name) for name in CONTROL]
+    [(play_stored, name) for name in STORED]
+    + [(play_control, name) for name in CONTROL]
     + [(play_pair, name) for name in PAIRS]
     + [(play_mortal, name) for name in MORTAL]
 )

@@ -7,21 +7,17 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import pytest
 import trio
 import trio.testing
-from pytest_trio import trio_fixture
 
 from trinamo.runtime.errors import DeadlineError, RequestError, UnavailableError
 from trinamo.runtime.planes import EventPlane, Message, Subscription
 
-from .control import until
+from .control import async_fixture, until
 
-F = TypeVar("F", bound=Callable[..., Any])
-async_fixture: Callable[[F], F] = trio_fixture
-"""It has no types of its own."""
 OpenEvents = Callable[[], AbstractAsyncContextManager[EventPlane]]
 _numbers: Final = itertools.count()
 

@@ -22,7 +22,8 @@ from trinamo.runtime.planes import (
     WorkQueue,
 )
 
-from .events import OpenEvents, async_fixture
+from .control import async_fixture
+from .events import OpenEvents
 
 LIMITS: Final = QueueLimits(visibility_timeout_s=10, attempts_max=3)
 SHORT: Final = QueueLimits(visibility_timeout_s=0.4, attempts_max=2)
