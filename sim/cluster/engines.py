@@ -8,7 +8,7 @@ What a prompt asks for beside an answer, a failure after so many tokens, happens
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self
 from typing_extensions import override
 
 from trinamo.runtime.context import Context, State
-from trinamo.runtime.engines.handoff import KeptPrefill, Prompt, Reservation
+from trinamo.runtime.engines.handoff import KeptPrefill, Reservation
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.engines.prompts import START
 from trinamo.runtime.errors import EngineError, TrinamoError
@@ -142,31 +142,18 @@ class WatchedEngine:
 class _WatchedPrefill:
     def __init__(self, attempt: NotedAttempt, kept: KeptPrefill) -> None:
         self._attempt, self._kept = attempt, kept
-
-    @property
-    def block_ids(self) -> Sequence[int]:
-        return self._kept.block_ids
+        self.block_ids, self.first_token = kept.block_ids, kept.first_token
 
     async def wait_filled(self, count: int) -> int:
         filled = await self._kept.wait_filled(count)
         self._attempt.note("engine.filled", blocks=filled)
         return filled
 
-    async def first_token(self) -> int:
-        return await self._kept.first_token()
-
 
 class _WatchedReservation:
     def __init__(self, attempt: NotedAttempt, reservation: Reservation) -> None:
         self._attempt, self._reservation = attempt, reservation
-
-    @property
-    def prompt(self) -> Prompt:
-        return self._reservation.prompt
-
-    @property
-    def block_ids(self) -> Sequence[int]:
-        return self._reservation.block_ids
+        self.prompt, self.block_ids = reservation.prompt, reservation.block_ids
 
     async def adopt(self, first_token: int, sink: Sink[Delta]) -> None:
         self._attempt.note("engine.adopted", token=first_token)

@@ -128,11 +128,6 @@ class ReplayChoices(Choices):
         self._values = list(values)
         self._position = 0
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the run asked more questions than the list answers."""
-        return self._position > len(self._values)
-
     @override
     def _pick(self, n: int, label: str) -> int:
         position = self._position

@@ -92,29 +92,6 @@ def nth(number: int, verdict: Verdict, *, channel: str = "", destination: str = 
     return rule
 
 
-def dice(
-    world: World,
-    *,
-    drop_one_in: int = 0,
-    duplicate_one_in: int = 0,
-    delay_one_in: int = 0,
-    delay_s: float = 0.05,
-) -> Rule:
-    """Each kind of harm once in so many messages (0: never), by the world's choices."""
-
-    def rule(_message: Message) -> Verdict | None:
-        choices = world.choices
-        if choices.chance(drop_one_in, "bus drop"):
-            return DROP
-        if choices.chance(duplicate_one_in, "bus duplicate"):
-            return duplicate(gap_s=delay_s)
-        if choices.chance(delay_one_in, "bus delay"):
-            return delay(delay_s, reorder=True)
-        return None
-
-    return rule
-
-
 def verdict_on(message: Message, rules: Iterable[Rule]) -> Verdict:
     """What becomes of a message by the first rule that says anything; it arrives if none does."""
     return next(filter(None, (rule(message) for rule in rules)), Verdict())

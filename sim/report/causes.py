@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import attrs
 import trio
 from typing_extensions import override
 
@@ -96,17 +95,6 @@ def _now_s() -> float:
     return round(trio.current_time(), 9)
 
 
-@attrs.define
-class Drawn:
-    """A step as the page has it. `cause` is its place in the page's list, or -1; `how` what came between them."""
-
-    time_s: float
-    host: str
-    task: str
-    cause: int
-    how: str
-
-
 class Lineage:
     """The steps that led to some rows of a trace, and no others; at most `STEPS_MAX`."""
 
@@ -115,7 +103,8 @@ class Lineage:
         self._starts = [step.row for step in steps]
         self._sent = {(host_name(step.host), step.time_s): n for n, step in enumerate(steps)}
         self._places: dict[int, int] = {}
-        self.drawn: list[Drawn] = []
+        self.drawn: list[tuple[float, str, str, int, str]] = []
+        """When, on which host, which task; the place of its cause here, or -1, and what came between them."""
 
     def of_row(self, row: int) -> int:
         """The place in `drawn` of the step that added this row; -1 if an event did."""
@@ -138,7 +127,7 @@ class Lineage:
         for number, how in reversed(path):
             each = self._steps[number]
             self._places[number] = len(self.drawn)
-            self.drawn.append(Drawn(each.time_s, host_name(each.host), each.task, place, how))
+            self.drawn.append((each.time_s, host_name(each.host), each.task, place, how))
             place = self._places[number]
         return place
 
@@ -160,10 +149,9 @@ class Lineage:
         # A step that leads to itself would be a circle; one that comes later cannot be its cause.
         return (sender if sender < step else -1), f"{what!s} from {source}"[:HOW_MAX]
 
-
-def as_data(drawn: Iterable[Drawn], hosts: dict[str, int]) -> list[list[Any]]:
-    """The steps as the script reads them; hosts that the page does not show have the number -1."""
-    return [
-        [round(each.time_s, 7), hosts.get(each.host, -1), each.task[:60], each.cause, each.how]
-        for each in drawn
-    ]
+    def as_data(self, hosts: dict[str, int]) -> list[list[Any]]:
+        """The steps as the script reads them; hosts that the page does not show have the number -1."""
+        return [
+            [round(time_s, 7), hosts.get(host, -1), task[:60], *more]
+            for time_s, host, task, *more in self.drawn
+        ]

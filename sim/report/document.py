@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from ..core.trace import Row
-from .causes import Lineage, Step, as_data
+from .causes import Lineage, Step
 from .events import ITEMS_MAX, Events, events_of
 
 BYTES_MAX = 2_000_000
@@ -164,7 +164,7 @@ def _data(events: Events, about: About, lineage: Lineage) -> dict[str, Any]:
         ],
         "messages": messages,
         "notes": notes,
-        "lineage": as_data(lineage.drawn, hosts),
+        "lineage": lineage.as_data(hosts),
         "start": about.start_s,
         "decisions": [
             [time(d.time_s), d.host[:100], d.label[:200], d.value, d.n, _struck(d, events)]

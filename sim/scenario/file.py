@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
@@ -151,11 +152,13 @@ class _Reader:
         except (TypeError, ValueError) as error:
             raise self._fail(header, number, "", f"[{header}]: {error}") from error
 
-    def _tables(self, table: Mapping[str, Any], header: str) -> list[dict[str, Any]]:
+    def _each(
+        self, table: Mapping[str, Any], header: str, make: Callable[[dict[str, Any], int], T]
+    ) -> tuple[T, ...]:
         found = table.get(header, [])
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise self._fail(header, 0, header, f"write [[{header}]], one for each {header}")
-        return found
+        return tuple(make(each, number) for number, each in enumerate(found))
 
     def _table(self, table: Mapping[str, Any], header: str) -> dict[str, Any]:
         found = table.get(header, {})
@@ -176,10 +179,7 @@ class _Reader:
         if streams is not None:
             self._check_word("", 0, "streams", "carrier", str(streams), [*Carrier])
         cluster = self._cluster(table)
-        byzantines = tuple(
-            self._byzantine(each, number, cluster)
-            for number, each in enumerate(self._tables(table, "byzantine"))
-        )
+        byzantines = self._each(table, "byzantine", partial(self._byzantine, cluster))
         hosts = [*cluster.host_names, *(f"byzantine{number}" for number in range(len(byzantines)))]
         return Scenario(
             name=table["name"],
@@ -193,27 +193,20 @@ class _Reader:
             network=self._build(NetworkPlan, self._table(table, "network"), "network"),
             links=tuple(self._links(table, hosts)),
             byzantines=byzantines,
-            faults=tuple(
-                self._fault(each, number, hosts)
-                for number, each in enumerate(self._tables(table, "fault"))
-            ),
+            faults=self._each(table, "fault", partial(self._fault, hosts)),
             liveness=self._build(LivenessBound, self._table(table, "liveness"), "liveness"),
             limits=self._build(Limits, self._table(table, "limits"), "limits"),
             expect=self._expect(table),
-            mutants=tuple(
-                self._mutant(each, number)
-                for number, each in enumerate(self._tables(table, "mutant"))
-            ),
+            mutants=self._each(table, "mutant", self._mutant),
         )
 
     def _cluster(self, table: Mapping[str, Any]) -> ClusterPlan:
         section = self._table(table, "cluster")
         self._check_keys(section, CLUSTER, "cluster")
         more = {name: section[name] for name in CLUSTER if name != "config" and name in section}
-        load = [
-            self._build(ClientProfile, each, "workload", number)
-            for number, each in enumerate(self._tables(table, "workload"))
-        ]
+        load = self._each(
+            table, "workload", lambda each, n: self._build(ClientProfile, each, "workload", n)
+        )
         overrides = dict(section.get("config", {}))
         if "streams" in table:
             overrides["data_plane.tcp.streams"] = table["streams"]
@@ -223,9 +216,7 @@ class _Reader:
             raise self._fail("cluster", 0, "config", error.message) from error
         engine = self._build(MockerOptions, self._table(table, "engine"), "engine")
         memory = self._build(MemoryPlan, self._table(table, "memory"), "memory")
-        plan = ClusterPlan(
-            **more, workload=tuple(load), config=config, engine=engine, memory=memory
-        )
+        plan = ClusterPlan(**more, workload=load, config=config, engine=engine, memory=memory)
         for number, profile in enumerate(load):
             if profile.via == "http":
                 self._check_host("workload", number, "to", profile.to, plan.host_names)
@@ -236,7 +227,7 @@ class _Reader:
             self._check_word(header, number, key, "host", name, hosts)
 
     def _byzantine(
-        self, table: dict[str, Any], number: int, cluster: ClusterPlan
+        self, cluster: ClusterPlan, table: dict[str, Any], number: int
     ) -> ByzantineClient:
         byzantine = self._build(ByzantineClient, table, "byzantine", number)
         self._check_word("byzantine", number, "act", "act", byzantine.act, ACTS)
@@ -259,7 +250,7 @@ class _Reader:
             }
             yield self._build(LinkPlan, section, header, **ends)
 
-    def _fault(self, table: dict[str, Any], number: int, hosts: list[str]) -> FaultPlan:
+    def _fault(self, hosts: list[str], table: dict[str, Any], number: int) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)
         self._check_word("fault", number, "do", "fault", fault.do, FAULTS)
         word = FAULTS[fault.do]

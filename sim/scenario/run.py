@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import attrs
+
 from ..checks import judge
 from ..cluster.cluster import Cluster
 from ..cluster.outcome import Outcome
@@ -37,16 +39,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
         virtual_s_max=scenario.limits.virtual_s,
         ambient="raise",
     )
-    plan = scenario.network
-    network = Network(
-        world,
-        latency_s=plan.latency_s,
-        jitter_s=plan.jitter_s,
-        tear_one_in=plan.tear_one_in,
-        short_one_in=plan.short_one_in,
-        window_bytes=plan.window_bytes,
-        connect_timeout_s=plan.connect_timeout_s,
-    )
+    network = Network(world, **attrs.asdict(scenario.network))
     cluster = Cluster(world, network, scenario.cluster)
     outcome = Outcome(scenario, world, network, cluster)
     driver = ClusterDriver(scenario, outcome)
@@ -70,11 +63,7 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
 def _run_queue(scenario: Scenario, queue: QueuePlan, choices: Choices, bug: str) -> Outcome:
     broken: Violation | None = None
     try:
-        plan: dict[str, Any] = {
-            "workers": queue.workers,
-            "jobs": queue.jobs,
-            "losses": queue.losses,
-        }
+        plan: dict[str, Any] = attrs.asdict(queue, filter=lambda field, _: field.name != "real")
         if scenario.policy is not None:
             plan["policy"] = scenario.policy
         with planted(bug) if bug else nullcontext():

@@ -2,8 +2,8 @@
 
 TCP neither drops nor reorders, but what runs over it does: a proxy repeats a call, a server dies
 between doing and answering, a thread pool answers out of turn. So each message of a simulated
-service passes an `Interceptor` at the service's end, where rules (`net/bus.py`: `nth`, `dice`, or a
-function of one's own) may drop, delay, duplicate, hold or reorder it. Channels are named
+service passes an `Interceptor` at the service's end, where rules (`net/bus.py`: `nth`, or a function of
+one's own) may drop, delay, duplicate, hold or reorder it. Channels are named
 `<service>.request` and `<service>.reply`; the payload a rule sees is the decoded message.
 
 What this module does not do: harm connections or hosts; that is the network's and the world's.

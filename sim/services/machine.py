@@ -118,11 +118,10 @@ class ServiceMachine(ABC):
         self.world.after(for_s, self._elect)
 
     def _elect(self) -> None:
-        if self.world.current_time() < self._leader_at_s:
-            return
-        self.is_leaderless = False
-        self.world.add_row("leader", service=self.name)
-        self._elected()
+        if self.world.current_time() >= self._leader_at_s:
+            self.is_leaderless = False
+            self.world.add_row("leader", service=self.name)
+            self._elected()
 
     def lose_replies(self, count: int = 1, *, op: str = "") -> None:
         """The next `count` calls that change something (or of `op`) take effect unanswered."""

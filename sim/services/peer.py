@@ -27,22 +27,13 @@ OUTBOX_BYTES_MAX: Final = 1 << 20
 T = TypeVar("T")
 
 
-def _frames() -> Callable[[bytes], Iterable[Any]]:
-    return FrameDecoder(
-        header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
-    ).feed
-
-
 class StreamPeer:
     """The other side, as seen over one stream.
 
-    `outbox_bytes_max` is where `wait_room` begins to wait. `post` itself takes everything: who
-    posts without `wait_room` bounds what it posts in another way.
+    `post` takes everything: who posts without `wait_room` bounds what it posts in another way.
     """
 
-    def __init__(
-        self, stream: trio.SocketStream, *, outbox_bytes_max: int = OUTBOX_BYTES_MAX
-    ) -> None:
+    def __init__(self, stream: trio.SocketStream) -> None:
         self.is_lost = False
         self.heard_s = trio.current_time()
         """When the last bytes came."""
@@ -53,7 +44,6 @@ class StreamPeer:
         self._held: list[bytes] | None = None
         """While what has come is taken in: the answers, which go in one piece."""
         self._outbox_bytes = 0
-        self._outbox_bytes_max = outbox_bytes_max
         self._posted = trio.lowlevel.ParkingLot()
         self._flushed = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope()
@@ -87,7 +77,7 @@ class StreamPeer:
                         return
                     frames = frames[sent:]
             except OSError:
-                self._lose()
+                self.close()
                 return
         self._outbox.append(frames)
         self._outbox_bytes += len(frames)
@@ -99,13 +89,9 @@ class StreamPeer:
         return self._outbox_bytes
 
     async def wait_room(self) -> None:
-        """Wait until less than `outbox_bytes_max` is waiting, or the connection is lost."""
-        while self._outbox_bytes >= self._outbox_bytes_max and not self.is_lost:
+        """Wait until less than `OUTBOX_BYTES_MAX` is waiting, or the connection is lost."""
+        while self._outbox_bytes >= OUTBOX_BYTES_MAX and not self.is_lost:
             await self._flushed.park()
-
-    def close(self) -> None:
-        """Give the connection up; `run` ends."""
-        self._lose()
 
     async def run(
         self,
@@ -117,15 +103,18 @@ class StreamPeer:
         `feed` makes of bytes what is received, if that is not frames. A reset, a malformed frame and
         the end of the stream all end it without an error.
         """
+        decoder: Any = FrameDecoder(
+            header_bytes_max=FRAME_PART_BYTES_MAX, data_bytes_max=FRAME_PART_BYTES_MAX
+        )
         try:
             async with self._stream:
                 with self._scope:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write)
-                        await self._read(receive, feed or _frames())
+                        await self._read(receive, feed or decoder.feed)
                         nursery.cancel_scope.cancel()
         finally:
-            self._lose()
+            self.close()
 
     async def _read(
         self, receive: Callable[[T], None], feed: Callable[[bytes], Iterable[T]]
@@ -144,7 +133,7 @@ class StreamPeer:
                         self._post(b"".join(held))
         except (OSError, RemoteProtocolError):
             pass
-        self._lose()
+        self.close()
 
     async def _write(self) -> None:
         try:
@@ -153,19 +142,17 @@ class StreamPeer:
                     await self._posted.park()
                 chunk = b"".join(self._outbox)
                 self._outbox.clear()
-                await self._send(chunk)
+                # The only writer: a step of the world less than `send_all`, which looks out for others.
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[await self._socket.send(rest) :]
                 self._outbox_bytes -= len(chunk)
                 self._flushed.unpark_all()
         except OSError:
-            self._lose()
+            self.close()
 
-    async def _send(self, chunk: bytes) -> None:
-        # The only writer: a step of the world less than `send_all`, which looks out for others.
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[await self._socket.send(rest) :]
-
-    def _lose(self) -> None:
+    def close(self) -> None:
+        """Give the connection up; `run` ends."""
         self.is_lost = True
         self._outbox.clear()
         self._scope.cancel()

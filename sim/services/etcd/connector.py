@@ -21,6 +21,8 @@ from trinamo.runtime.protocol.streams.codec import Frame
 from ..peer import StreamPeer
 
 PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+"""Between two tries to connect, before jitter."""
 
 
 class Session(Protocol):
@@ -55,7 +57,6 @@ class Connector:
         port: Where it listens.
         rng: Dice for the jitter: the environment's.
         dial_timeout_s: The bound on one try to connect.
-        pause_max_s: The longest pause between two tries, before jitter.
         silence_s: When a connection that says nothing is given up.
     """
 
@@ -66,7 +67,6 @@ class Connector:
         *,
         rng: random.Random,
         dial_timeout_s: float = 1.0,
-        pause_max_s: float = 1.0,
         silence_s: float = 6.0,
     ) -> None:
         self.where = f"{host}:{port}"
@@ -78,17 +78,9 @@ class Connector:
         self._host, self._port = host, port
         self._rng = rng
         self._dial_timeout_s = dial_timeout_s
-        self._pause_max_s = pause_max_s
         self._silence_s = silence_s
-        self._opened = trio.lowlevel.ParkingLot()
         self._alarm = trio.CancelScope()
         """Round the sleep of whoever listens for silence."""
-
-    async def wait_open(self) -> StreamPeer:
-        """The connection, once there is one."""
-        while self.peer is None:
-            await self._opened.park()
-        return self.peer
 
     async def run(self, session: Session) -> None:
         """Connect, and connect again, until cancelled."""
@@ -101,7 +93,6 @@ class Connector:
             else:
                 pause_s = PAUSE_MIN_S
                 self.peer = peer = StreamPeer(stream)
-                self._opened.unpark_all()
                 session.opened(peer)
                 try:
                     async with trio.open_nursery() as nursery:
@@ -113,7 +104,7 @@ class Connector:
                     session.lost()
                 self.last_words = f"the connection to {self.where} was lost"
             await trio.sleep(self._jitter(pause_s))
-            pause_s = min(2 * pause_s, self._pause_max_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _jitter(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.5, 1.5)

@@ -21,7 +21,6 @@ from ..machine import ServiceMachine
 from .broker import Broker
 from .jetstream import JetStream
 from .stranger import Stranger
-from .wire import Publish
 
 PORT: Final = 4222
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -48,7 +47,7 @@ class SimulatedNats(ServiceMachine):
         port: int = PORT,
         pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
-        super().__init__(world, name, on_clock=self._stir, losable=("store", "ack"))
+        super().__init__(world, name, on_clock=self._elected, losable=("store", "ack"))
         self.port, self.pending_bytes_max = port, pending_bytes_max
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self._rng = world.choices.stream(f"{name} groups")
@@ -70,17 +69,11 @@ class SimulatedNats(ServiceMachine):
         """Whether a stranger with the broker's token is about, who says things of his own."""
         self._stranger = Stranger(self.world) if is_on else None
 
-    def _forged(self, message: Publish) -> list[Publish]:
-        return [] if self._stranger is None else self._stranger.says(message)
-
     def _empty_disk(self) -> None:
         self.streams = JetStream(self.clock)
 
     @override
     def _elected(self) -> None:
-        self._stir()
-
-    def _stir(self) -> None:
         self.streams.stir()
 
     async def _main(self) -> None:
@@ -90,7 +83,7 @@ class SimulatedNats(ServiceMachine):
             rng=self._rng,
             message_bytes_max=self.message_bytes_max,
             pending_bytes_max=self.pending_bytes_max,
-            forge=self._forged,
+            forge=lambda each: self._stranger.says(each) if self._stranger else [],
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.streams.run, broker.send, lambda: self.is_leaderless)

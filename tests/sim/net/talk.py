@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from trinamo.sim import Network, SeedChoices, World
+from trinamo.sim.net.bus import DROP, Message, Rule, Verdict, delay, duplicate
 
 PORT = 7000
 
@@ -40,3 +41,26 @@ async def swallow(stream: trio.SocketStream) -> None:
             pass
     except trio.BrokenResourceError:
         pass
+
+
+def dice(
+    world: World,
+    *,
+    drop_one_in: int = 0,
+    duplicate_one_in: int = 0,
+    delay_one_in: int = 0,
+    delay_s: float = 0.05,
+) -> Rule:
+    """Each kind of harm once in so many messages (0: never), by the world's choices."""
+
+    def rule(_message: Message) -> Verdict | None:
+        choices = world.choices
+        if choices.chance(drop_one_in, "bus drop"):
+            return DROP
+        if choices.chance(duplicate_one_in, "bus duplicate"):
+            return duplicate(gap_s=delay_s)
+        if choices.chance(delay_one_in, "bus delay"):
+            return delay(delay_s, reorder=True)
+        return None
+
+    return rule

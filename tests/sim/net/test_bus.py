@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import trio
 
+from tests.sim.net.talk import dice
 from trinamo.sim import Bus, Network, ReplayChoices, SeedChoices, World
-from trinamo.sim.net.bus import DROP, HOLD, Rule, delay, dice, duplicate, nth
+from trinamo.sim.net.bus import DROP, HOLD, Rule, delay, duplicate, nth
 
 
 def _deliver(

@@ -106,7 +106,8 @@ def test_a_server_that_answers_is_asked_again_and_again_and_kept() -> None:
 
 def test_who_is_heard_is_not_asked() -> None:
     async def story(line: Line) -> None:
-        peer = await line.connector.wait_open()
+        peer = line.connector.peer
+        assert peer is not None
         for _ in range(8):
             await trio.sleep(SILENCE_S / 4)
             peer.post(b"question")

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
+from tests.sim.net.talk import dice
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -15,7 +16,7 @@ from trinamo.runtime.errors import (
 )
 from trinamo.runtime.planes import Delete, Put, PutOutcome, Resync, Snapshot
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.net.bus import HOLD, Message, Verdict, delay, dice, duplicate, nth
+from trinamo.sim.net.bus import HOLD, Message, Verdict, delay, duplicate, nth
 from trinamo.sim.services import SimulatedEtcd, open_simulated_etcd
 from trinamo.transports.etcd import EtcdControlPlane
 
