@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -47,8 +47,8 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
         for what, count in _held(process, outcome.cluster.plan.config.data_plane.tcp):
             if count:
                 found[f"{name} {what}"] = count
-        for gauge, value in _gauges(process):
-            if value:
+        for gauge, value in process.metrics.samples() if process.metrics is not None else ():
+            if value and gauge.removeprefix("trinamo_") in GAUGES:
                 found[f"{name} gauge {gauge}"] = value
     return found | _crowds(outcome)
 
@@ -99,14 +99,6 @@ def _held(process: Process, tcp: TcpConfig) -> Iterator[tuple[str, float]]:
             yield "flights", client.router.in_flight
             records = client.router._known._records  # noqa: SLF001 -- nobody else may count them
             yield "instances that left", len(records) - len(client.router.instances)
-
-
-def _gauges(process: Process) -> Iterator[tuple[str, float]]:
-    if process.metrics is None:
-        return
-    for name, value in process.metrics.samples():
-        if name.removeprefix("trinamo_") in GAUGES:
-            yield name, value
 
 
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -190,10 +182,7 @@ def _full_links(process: Process, tcp: TcpConfig) -> Iterator[str]:
         if queued > tcp.queue_bytes_max + tcp.buffer_bytes:
             yield f"{process.name} has {queued} bytes to send on a link"
         for lane in link.lanes.values():
-            waiting = _backlog_bytes(lane)
+            backlog = lane._backlog or ()  # noqa: SLF001 -- as above
+            waiting = sum(len(each) for each in backlog if isinstance(each, bytes))
             if waiting > tcp.window_bytes + tcp.buffer_bytes:
                 yield f"{process.name} has {waiting} bytes without credit on a stream"
-
-
-def _backlog_bytes(lane: Any) -> int:
-    return sum(len(each) for each in lane._backlog or () if isinstance(each, bytes))  # noqa: SLF001

@@ -98,7 +98,13 @@ _DEATHS: Final = ("kill", "power_off")
 
 def check(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]]:
     """What is wrong with any leg of any request."""
-    died_s, still = _deaths(outcome), _stills(outcome)
+    # When each incarnation was killed or lost its power; that of what is dead changes nothing.
+    died_s = {
+        f"{row.field('host')}.{row.field('generation')}": row.time_s
+        for row in reversed(outcome.told)
+        if row.kind in _DEATHS
+    }
+    still = _stills(outcome)
     records = {record.name: record for record in outcome.cluster.records}
     ends_s = {name: _gone_s(record, died_s, outcome) for name, record in records.items()}
     yield from _check_migrations(attempts, records)
@@ -151,15 +157,6 @@ def _check_late(
                 f" {late_s:.3f} s later"
             ),
         )
-
-
-def _deaths(outcome: Outcome) -> dict[str, float]:
-    """When each incarnation was killed or lost its power; that of what is dead changes nothing."""
-    return {
-        f"{row.field('host')}.{row.field('generation')}": row.time_s
-        for row in reversed(outcome.told)
-        if row.kind in _DEATHS
-    }
 
 
 def _gone_s(record: ClientRecord, died_s: dict[str, float], outcome: Outcome) -> float:

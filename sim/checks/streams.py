@@ -31,6 +31,14 @@ TOKENS_ON_THE_WAY_MAX: Final = 12
 """The same as the caller sees it, with what is made while its Stop travels."""
 
 
+_REASONS: Final = {
+    "quit": (Reason.CLIENT_DISCONNECT.value,),
+    DROPPED: (Reason.CONSUMER_DROPPED.value,),
+    DeadlineError.code: (Reason.DEADLINE.value,),
+}
+"""What a worker may hear of a request, by how it ended at its client."""
+
+
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """What is wrong with any request or any of its attempts."""
     attempts = attempts_of(outcome)
@@ -153,7 +161,7 @@ def _check_reasons(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[
     """Where nothing is broken a worker hears why its caller ended the request, in its words."""
     # A connection that breaks says nothing.
     broken_s = _broken_s(outcome)
-    said = {record.name: _why_it_ended(record) for record in outcome.cluster.records}
+    said = {record.name: {*_REASONS.get(record.outcome, ())} for record in outcome.cluster.records}
     for row in outcome.told:
         if row.kind in ("caller.stop", "caller.kill"):
             said[row.field("request")].add(row.field("reason"))
@@ -173,16 +181,6 @@ def _broken_s(outcome: Outcome) -> float:
         if row.kind == "fault" and not {row.field("on"), row.field("to")} & {STORE, BROKER}:
             return row.time_s
     return math.inf
-
-
-def _why_it_ended(record: ClientRecord) -> set[str]:
-    reasons = {
-        "quit": Reason.CLIENT_DISCONNECT,
-        DROPPED: Reason.CONSUMER_DROPPED,
-        DeadlineError.code: Reason.DEADLINE,
-    }
-    reason = reasons.get(record.outcome)
-    return set() if reason is None else {reason.value}
 
 
 def _check_inputs(outcome: Outcome) -> Iterator[tuple[str, str]]:

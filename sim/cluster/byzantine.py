@@ -9,7 +9,9 @@ What is around it must not notice: that is what the other invariants are for.
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -128,17 +130,8 @@ class ByzantineClient:
         return "closed"
 
 
-async def _unsigned_entry(cluster: Cluster) -> str:
+async def _overwrite(act: str, secrets: list[bytes], cluster: Cluster) -> str:
     """Put an address of its own in the place of each worker's; says whether anybody comes."""
-    return await _overwrite(cluster, "unsigned_entry", [])
-
-
-async def _frontend_s_entry(cluster: Cluster) -> str:
-    """The same, signed with the certificate of a frontend."""
-    return await _overwrite(cluster, "frontend_s_entry", [SECRET])
-
-
-async def _overwrite(cluster: Cluster, act: str, secrets: list[bytes]) -> str:
     name, env = current_host_name(), SimEnv(cluster.world, f"byzantine.{act}")
     (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")  # noqa: S104 -- simulated
     address = f"{name}:{listener.socket.getsockname()[1]}"
@@ -195,9 +188,9 @@ SAID: Final = {
     "oversize_request": NO_FRAME,
 }
 """What is sent by each act that needs to know nothing of the cluster."""
-TOLD_TO_ALL: Final = {
-    "unsigned_entry": _unsigned_entry,
-    "frontend_s_entry": _frontend_s_entry,
+TOLD_TO_ALL: Final[dict[str, Callable[[Cluster], Awaitable[str]]]] = {
+    "unsigned_entry": partial(_overwrite, "unsigned_entry", []),
+    "frontend_s_entry": partial(_overwrite, "frontend_s_entry", [SECRET]),
     "forged_report": _forged_report,
 }
 """Acts at the store and at the broker, of one with the rights of a member there, and without the secret.

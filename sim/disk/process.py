@@ -101,9 +101,6 @@ class Process:
             if not isinstance(inode, Folder) or not text:
                 raise failed(errno.ENOENT, path)
             start = inode
-        return self._named(text, path, start, follow=follow)
-
-    def _named(self, text: str, path: Path, start: Folder, *, follow: bool) -> Spot:
         try:
             return self.disk.find(text, start, follow=follow)
         except OSError as error:
@@ -293,8 +290,7 @@ class Process:
     def lstat(self, path: Path, *, dir_fd: int | None = None) -> os.stat_result:
         return self.stat(path, dir_fd=dir_fd, follow_symlinks=False)
 
-    def fstat(self, fd: int) -> os.stat_result:
-        return self.stat(fd)
+    fstat = stat
 
     def access(
         self,
@@ -387,8 +383,7 @@ class Process:
         self._described(fd)
         return False
 
-    def get_inheritable(self, fd: int) -> bool:
-        return self.isatty(fd)
+    get_inheritable = isatty
 
     def set_inheritable(self, fd: int, inheritable: bool) -> None:  # noqa: ARG002, FBT001 -- as `os`
         self._described(fd)

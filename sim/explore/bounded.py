@@ -14,7 +14,6 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from functools import partial
 
 import attrs
 
@@ -65,7 +64,11 @@ def explore_bounded(
     how many there will be (`expected_runs`).
     """
     search = Search(max_deviations)
-    is_open = partial(_may_depart, labels, without)
+
+    def is_open(label: str) -> bool:
+        is_named = not labels or any(fnmatchcase(label, each) for each in labels)
+        return is_named and not any(fnmatchcase(label, each) for each in without)
+
     level = [_Parent((), 0, None)]
     for depth in range(max_deviations + 1):
         search.runs_by_deviations.append(0)
@@ -77,7 +80,11 @@ def explore_bounded(
             result = played(play, choices)
             search.runs += 1
             search.runs_by_deviations[depth] += 1
-            _count(search, result.run)
+            if (finding := result.run.finding) is not None:
+                search.failed_runs += 1
+                search.keys[finding.key] = search.keys.get(finding.key, 0) + 1
+                if search.first is None:
+                    search.first, search.first_after_runs = result.run, search.runs
             search.fixed.update(_fixed(choices, is_open))
             if not search.expected_runs:
                 search.expected_runs = _estimate(result.record, is_open, max_deviations)
@@ -87,11 +94,6 @@ def explore_bounded(
         level = following
     search.is_complete = True
     return search
-
-
-def _may_depart(labels: tuple[str, ...], without: tuple[str, ...], label: str) -> bool:
-    is_named = not labels or any(fnmatchcase(label, each) for each in labels)
-    return is_named and not any(fnmatchcase(label, each) for each in without)
 
 
 def _others(choice: Choice) -> range:
@@ -156,12 +158,3 @@ class _Parent:
         ):
             for value in range(first, n):
                 yield (*self.deviations, (position, value))
-
-
-def _count(search: Search, result: Run) -> None:
-    if result.finding is None:
-        return
-    search.failed_runs += 1
-    search.keys[result.finding.key] = search.keys.get(result.finding.key, 0) + 1
-    if search.first is None:
-        search.first, search.first_after_runs = result, search.runs

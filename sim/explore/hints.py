@@ -27,7 +27,11 @@ def hints_of(world: World, error: BaseException | None) -> list[str]:
         hints += adviser()
     hints += _strangers(world)
     if error is None:
-        hints = hints or [*_unanswered(world)]
+        if not hints and world.dials and not world.answers:
+            hints.append(
+                "not one byte came back on any connection, and there were attempts: if clients wait"
+                " for answers here, every one of them failed, and what they do with errors hides it"
+            )
         hints += [*_never_struck(world), *_too_short(world)]
         hints += [hint for checker in world.checkers for hint in checker.hints()]
     return hints
@@ -109,15 +113,6 @@ def _strangers(world: World) -> Iterator[str]:
                 f"a fault ({fault}) was aimed at {name!r}, and no host of that name was ever booted;"
                 f" there were {', '.join(booted)}"
             )
-
-
-def _unanswered(world: World) -> Iterator[str]:
-    """Clients asked, and no answer ever came."""
-    if world.dials and not world.answers:
-        yield (
-            "not one byte came back on any connection, and there were attempts: if clients wait for"
-            " answers here, every one of them failed, and what they do with errors hides it"
-        )
 
 
 def _never_struck(world: World) -> Iterator[str]:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -128,7 +128,8 @@ def swarm(
     swarm does not depend on `jobs`; what it raises ends the swarm.
     """
     progress = Progress()
-    batches = _batches(seeds)
+    supply = iter(seeds)
+    batches = iter(lambda: list(islice(supply, BATCH)), [])
     alone_s = ALONE_S if jobs is None else math.inf if jobs <= 1 else 0.0
     jobs = jobs or min(os.cpu_count() or 1, JOBS_MAX)
     started_s = time.process_time()
@@ -160,12 +161,6 @@ def _add(results: list[Run], progress: Progress, on_progress: Callable[[Progress
     for result in results:
         progress.add(result)
     on_progress(progress)
-
-
-def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
-    supply = iter(seeds)
-    while batch := list(islice(supply, BATCH)):
-        yield batch
 
 
 def play_seeds(scenario: Scenario, seeds: list[int]) -> list[Run]:

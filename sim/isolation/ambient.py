@@ -85,7 +85,10 @@ def stand_ins(
             (time, name, for_libraries(f"time.{name}", read)),
             (time, f"{name}_ns", for_libraries(f"time.{name}_ns", _in_ns(read))),
         ]
-    by_number = _clock_gettime(wall, now)
+
+    def by_number(clock: int) -> float:
+        return wall() if clock == time.CLOCK_REALTIME else now()
+
     patches += [
         (time, "clock_gettime", for_libraries("time.clock_gettime", by_number)),
         (time, "clock_gettime_ns", for_libraries("time.clock_gettime_ns", _in_ns(by_number))),
@@ -197,10 +200,6 @@ def _uuids(rng: random.Random, refuse: Refuse | None) -> list[Patch]:
 
 def _in_ns(read: Callable[..., float]) -> Callable[..., int]:
     return lambda *args: int(read(*args) * 1e9)
-
-
-def _clock_gettime(wall: Callable[[], float], now: Callable[[], float]) -> Callable[[int], float]:
-    return lambda clock: wall() if clock == time.CLOCK_REALTIME else now()
 
 
 def _formatted(name: str, wall: Callable[[], float]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ payload must not be changed once it is sent, since both hosts hold the same obje
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -117,7 +117,7 @@ class Bus:
         self.rules: list[Rule] = []
         self._world, self._links = world, network.links
         self._is_ordered, self._inbox_max = ordered, inbox_max
-        self._inboxes: dict[tuple[str, str], _Inbox] = {}
+        self._inboxes: defaultdict[tuple[str, str], _Inbox] = defaultdict(_Inbox)
         self._last_arrival_s: dict[tuple[str, str, str], float] = {}
         self._held: list[Message] = []
         self._count = 0
@@ -152,7 +152,7 @@ class Bus:
 
     async def receive(self, channel: str) -> Message:
         """The next message of `channel` for the running task's host. Cancelling loses none."""
-        inbox = self._inbox(current_host_name(), channel)
+        inbox = self._inboxes[current_host_name(), channel]
         await trio.lowlevel.checkpoint_if_cancelled()
         if inbox.messages:
             message = inbox.messages.popleft()
@@ -164,14 +164,14 @@ class Bus:
 
     def receive_nowait(self, channel: str) -> Message:
         """As `receive`, or `trio.WouldBlock`."""
-        inbox = self._inbox(current_host_name(), channel)
+        inbox = self._inboxes[current_host_name(), channel]
         if not inbox.messages:
             raise trio.WouldBlock
         return inbox.messages.popleft()
 
     def unread(self, host: str, channel: str) -> int:
         """How many messages wait there."""
-        return len(self._inbox(host, channel).messages)
+        return len(self._inboxes[host, channel].messages)
 
     def release(self) -> int:
         """Let the messages go that a rule held back, in the order they were sent; how many."""
@@ -200,7 +200,7 @@ class Bus:
         if not self._links.passes(message.source, message.destination) or not _is_running(host):
             self._tell("lost", message)
             return
-        inbox = self._inbox(message.destination, message.channel)
+        inbox = self._inboxes[message.destination, message.channel]
         if len(inbox.messages) >= self._inbox_max:
             self._tell("overflow", message)
             return
@@ -212,12 +212,6 @@ class Bus:
         self._world.add_row(
             kind, number=message.number, source=message.source, target=message.destination
         )
-
-    def _inbox(self, host: str, channel: str) -> _Inbox:
-        inbox = self._inboxes.get((host, channel))
-        if inbox is None:
-            inbox = self._inboxes[host, channel] = _Inbox()
-        return inbox
 
     def _process_ended(self, host: Host) -> None:
         for owner, channel in [key for key in self._inboxes if key[0] == host.name]:

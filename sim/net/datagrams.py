@@ -149,7 +149,7 @@ class DatagramSocket(StdSocket):
     def _post(self, payload: bytes, remote: Address) -> None:
         network, links, source = self.network, self.network.links, self.host.name
         target = source if remote[0] == LOOPBACK else network.name_of(remote[0])
-        fields = {"number": network.next_datagram(), "source": source, "target": target}
+        fields = {"number": next(network.datagram_numbers), "source": source, "target": target}
         network.world.add_row(
             "send",
             **fields,

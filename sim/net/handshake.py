@@ -129,7 +129,7 @@ class Stack(Wires):
         """Those that processes hold (`std_sockets.py`), by what they say their descriptor is."""
         self.datagram_sockets: dict[tuple[str, Port], Any] = {}
         """Those that take datagrams (`datagrams.py`), by host and port."""
-        self._datagrams = itertools.count(1)
+        self.datagram_numbers = itertools.count(1)
         self.unanswered: dict[str, str] = {}
         """What simulated sockets were asked for and have not, and who asked first."""
 
@@ -173,19 +173,11 @@ class Stack(Wires):
         self.sockets[number] = socket
         return number
 
-    def next_datagram(self) -> int:
-        """A number for a datagram that is sent."""
-        return next(self._datagrams)
-
     def numbered(self, number: int) -> Any:
         """The open socket that has this number; `OSError` EBADF if there is none."""
         if number not in self.sockets:
             raise os_error(errno.EBADF)
         return self.sockets[number]
-
-    def forget_socket(self, number: int) -> None:
-        """It was closed."""
-        self.sockets.pop(number, None)
 
     # --- connecting ----------------------------------------------------------------------------
 

@@ -249,7 +249,7 @@ class StdSocket:
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self.network.forget_socket(self._number)
+            self.network.sockets.pop(self._number, None)
             self._let_go()
 
     # --- what only some kinds do ------------------------------------------------------------------

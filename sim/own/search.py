@@ -162,43 +162,36 @@ def _swarm(
 def _found(
     scenario: Scenario, first: Run, progress: Progress, out: Path | None, cpu_s_max: float
 ) -> Found:
-    finding = first.finding
+    finding, shown, failure, page = first.finding, first, None, None
+    decisions: tuple[Choice, ...] = ()
     assert finding is not None
     result = played(scenario, ReplayChoices(first.values, first.seed), to_draw=out is not None)
     again = result.run.finding
-    if finding.invariant == NONDETERMINISM or again is None or again.key != finding.key:
-        # What cannot be played again cannot be shrunk, and a file would replay something else.
-        return _told(scenario, first, progress, replay=_again(scenario, first.seed, None))
-    if cpu_s_max > 0:
-        small = shrink_run(scenario, ReplayChoices(first.values, first.seed), cpu_s_max=cpu_s_max)
-        scenario = small.scenario
-        choices = ReplayChoices(small.run.values, first.seed)
-        result = played(scenario, choices, to_draw=out is not None)
-    failure, page = (None, None) if out is None else _save(scenario, result, out)
-    return attrs.evolve(
-        _told(scenario, result.run, progress, replay=_again(scenario, first.seed, failure)),
-        decisions=tuple(choice for choice in result.record if choice.value),
-        decisions_before=first.deviation_count,
-        failure=failure,
-        page=page,
-    )
-
-
-def _told(scenario: Scenario, run: Run, progress: Progress, *, replay: str) -> Found:
-    assert run.finding is not None
+    # What cannot be played again cannot be shrunk, and a file would replay something else.
+    if finding.invariant != NONDETERMINISM and again is not None and again.key == finding.key:
+        if cpu_s_max > 0:
+            choices = ReplayChoices(first.values, first.seed)
+            small = shrink_run(scenario, choices, cpu_s_max=cpu_s_max)
+            scenario = small.scenario
+            choices = ReplayChoices(small.run.values, first.seed)
+            result = played(scenario, choices, to_draw=out is not None)
+        if out is not None:
+            failure, page = _save(scenario, result, out)
+        shown, decisions = result.run, tuple(each for each in result.record if each.value)
+    assert shown.finding is not None
     return Found(
         scenario=label_of(scenario),
-        seed=run.seed,
-        rule=run.finding.invariant,
-        violation=Violation(run.finding.invariant, run.finding.text),
-        decisions=(),
-        decisions_before=run.deviation_count,
+        seed=shown.seed,
+        rule=shown.finding.invariant,
+        violation=Violation(shown.finding.invariant, shown.finding.text),
+        decisions=decisions,
+        decisions_before=first.deviation_count,
         runs=progress.runs,
         failed_runs=progress.failed_runs,
-        failure=None,
-        page=None,
-        replay=replay,
-        hints=run.hints,
+        failure=failure,
+        page=page,
+        replay=_again(scenario, first.seed, failure),
+        hints=shown.hints,
     )
 
 

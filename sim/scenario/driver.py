@@ -13,7 +13,6 @@ import trio
 from ..checks.blocks import lost_blocks, stale_peers
 from ..checks.census import leftovers, overflows
 from ..checks.events import missed, stale_reports, stale_views
-from ..core.host import HostState
 from ..net.links import PROFILE_FIELDS
 from .faults import Nemesis
 
@@ -90,7 +89,7 @@ class ClusterDriver:
         if self.scenario.liveness.at_s >= 0 and self.outcome.healed_s is None:
             return False
         names = [f"byzantine{number}" for number in range(len(self.scenario.byzantines))]
-        return self.cluster.are_done(self._clients) and not any(map(self._is_running, names))
+        return self.cluster.are_done(self._clients) and not any(map(self.cluster.is_up, names))
 
     @property
     def _clients(self) -> list[str]:
@@ -144,8 +143,8 @@ class ClusterDriver:
         self.nemesis.is_leaving = True
         for name in names:
             self.cluster.processes[name].leave()
-        if not await self._wait(lambda: not any(map(self._is_running, names)), SHUTDOWN_S):
-            late = [name for name in names if self._is_running(name)]
+        if not await self._wait(lambda: not any(map(self.cluster.is_up, names)), SHUTDOWN_S):
+            late = [name for name in names if self.cluster.is_up(name)]
             self.outcome.violate("I15", f"{late} did not shut down\n{self.world.waiting()}")
 
     def _shape_links(self) -> None:
@@ -167,7 +166,3 @@ class ClusterDriver:
                 await trio.sleep(step_s)
                 step_s = min(step_s * SLOWING, step_s_max)
         return bool(condition())
-
-    def _is_running(self, name: str) -> bool:
-        """Whether the host's process runs and may take a step."""
-        return self.world.host(name).state is HostState.UP

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import trio
+from typing_extensions import override
 
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.streams.codec import Frame
@@ -106,11 +107,11 @@ class _Exchange:
             self._came.unpark_all()
 
 
-class SimulatedChannel:
+class SimulatedChannel(Connector):
     """Calls and streams over one connection that comes and goes. Implements `Channel`."""
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    def __init__(self, *where: Any, **how: Any) -> None:
+        super().__init__(*where, **how)
         self._exchanges: dict[int, _Exchange] = {}
         self._ids = itertools.count(1)
 
@@ -142,13 +143,13 @@ class SimulatedChannel:
             try:
                 yield exchange
             finally:
-                if call_id in self._exchanges and self._connector.peer is not None:
-                    self._connector.peer.post(encode(Forget(call_id)))
+                if call_id in self._exchanges and self.peer is not None:
+                    self.peer.post(encode(Forget(call_id)))
 
     @contextmanager
     def _exchange(self, name: str, *, waits: bool = False) -> Iterator[tuple[int, _Exchange]]:
         call_id = next(self._ids)
-        exchange = _Exchange(Call(call_id, name), self._connector, waits=waits)
+        exchange = _Exchange(Call(call_id, name), self, waits=waits)
         self._exchanges[call_id] = exchange
         try:
             yield call_id, exchange
@@ -164,34 +165,31 @@ class SimulatedChannel:
         for exchange in exchanges.values():
             exchange.end(error)
 
-    async def run(self) -> None:
-        """Keep the connection until cancelled."""
-        await self._connector.run(self)
+    # --- the connection ------------------------------------------------------------------------------
 
-    # --- the connection: Session -------------------------------------------------------------------
-
+    @override
     def opened(self, peer: StreamPeer) -> None:
-        """See `Session`."""
         for exchange in self._exchanges.values():
             exchange.opened(peer)
 
+    @override
     def unreached(self) -> None:
-        """See `Session`."""
         exchanges = self._exchanges
         self._exchanges = {call_id: each for call_id, each in exchanges.items() if each.waits}
         for exchange in exchanges.values():
             exchange.unreached()
 
+    @override
     def ping(self, peer: StreamPeer) -> None:
-        """See `Session`."""
         peer.post(encode(Heartbeat()))
 
+    @override
     def lost(self) -> None:
-        """See `Session`."""
         self._end_all(StatusError("UNAVAILABLE", "Socket closed"))
 
+    @override
     def received(self, frame: Frame) -> None:
-        """See `Session`. A reply may come twice, or after its call was given up."""
+        # A reply may come twice, or after its call was given up.
         header, data = frame
         message = _read(header)
         if isinstance(message, CallResult):
@@ -219,17 +217,12 @@ async def open_simulated_etcd(
     As `open_etcd`, which says what the options mean. `rng` are the dice for the pauses between two
     tries to connect: the environment's.
     """
-    connector = Connector(
-        host,
-        port,
-        rng=rng,
-        dial_timeout_s=per_try_timeout_s,
-        silence_s=KEEP_ALIVE_S,
+    channel = SimulatedChannel(
+        host, port, rng=rng, dial_timeout_s=per_try_timeout_s, silence_s=KEEP_ALIVE_S
     )
-    channel = SimulatedChannel(connector)
     client = EtcdClient(
         channel,
-        where=connector.where,
+        where=channel.where,
         rng=rng,
         timeout_s=timeout_s,
         per_try_timeout_s=per_try_timeout_s,

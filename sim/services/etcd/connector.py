@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import random
-from functools import partial
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from typing import Final
 
 import trio
 
@@ -25,31 +25,7 @@ PAUSE_MAX_S: Final = 1.0
 """Between two tries to connect, before jitter."""
 
 
-class Session(Protocol):
-    """Who uses the connection; told of what happens to it, synchronously."""
-
-    def opened(self, peer: StreamPeer) -> None:
-        """A connection is there; nothing was sent on it yet."""
-        ...
-
-    def unreached(self) -> None:
-        """The service could not be dialled; it is tried again after a pause."""
-        ...
-
-    def received(self, frame: Frame) -> None:
-        """A frame came."""
-        ...
-
-    def lost(self) -> None:
-        """The connection is gone; what was posted on it may or may not have arrived."""
-        ...
-
-    def ping(self, peer: StreamPeer) -> None:
-        """Post something that the service answers at once."""
-        ...
-
-
-class Connector:
+class Connector(ABC):
     """Keeps one connection to `port` of `host` while `run` runs.
 
     Args:
@@ -82,26 +58,26 @@ class Connector:
         self._alarm = trio.CancelScope()
         """Round the sleep of whoever listens for silence."""
 
-    async def run(self, session: Session) -> None:
+    async def run(self) -> None:
         """Connect, and connect again, until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
             stream = await self._dial()
             self.is_failing = stream is None
             if stream is None:
-                session.unreached()
+                self.unreached()
             else:
                 pause_s = PAUSE_MIN_S
                 self.peer = peer = StreamPeer(stream)
-                session.opened(peer)
+                self.opened(peer)
                 try:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._listen_for_silence, peer, session)
-                        await peer.run(partial(self._receive, session))
+                        nursery.start_soon(self._listen_for_silence, peer)
+                        await peer.run(self._receive)
                         nursery.cancel_scope.cancel()
                 finally:
                     self.peer = None
-                    session.lost()
+                    self.lost()
                 self.last_words = f"the connection to {self.where} was lost"
             await trio.sleep(self._jitter(pause_s))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -119,11 +95,11 @@ class Connector:
         self.last_words = f"{self.where} does not answer"
         return None
 
-    def _receive(self, session: Session, frame: Frame) -> None:
+    def _receive(self, frame: Frame) -> None:
         self._alarm.deadline = trio.current_time() + self._silence_s / 2
-        session.received(frame)
+        self.received(frame)
 
-    async def _listen_for_silence(self, peer: StreamPeer, session: Session) -> None:
+    async def _listen_for_silence(self, peer: StreamPeer) -> None:
         half_s, asked_s = self._silence_s / 2, -math.inf
         while True:
             # The deadline moves with every frame, so that a busy connection costs no step.
@@ -133,4 +109,26 @@ class Connector:
                 peer.close()
                 return
             asked_s = trio.current_time()
-            session.ping(peer)
+            self.ping(peer)
+
+    # --- what happens to it, told synchronously ------------------------------------------------------
+
+    @abstractmethod
+    def opened(self, peer: StreamPeer) -> None:
+        """A connection is there; nothing was sent on it yet."""
+
+    @abstractmethod
+    def unreached(self) -> None:
+        """The service could not be dialled; it is tried again after a pause."""
+
+    @abstractmethod
+    def received(self, frame: Frame) -> None:
+        """A frame came."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """The connection is gone; what was posted on it may or may not have arrived."""
+
+    @abstractmethod
+    def ping(self, peer: StreamPeer) -> None:
+        """Post something that the service answers at once."""

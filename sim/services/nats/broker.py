@@ -102,7 +102,10 @@ class Broker:
     def publish(self, message: Publish, sender: _Client) -> None:
         """Take in what a client says: a request of JetStream, a message for a stream, or for others."""
         for forged in self._forge(message):
-            self._route(forged)
+            # Whoever forged it hears of no refusal.
+            self.send(forged)
+            if self.streams.takes(forged.subject) and not self.machine.is_leaderless:
+                self.streams.take(forged, self.send)
         if self.streams.takes(message.subject):
             self.send(message)
             if self.machine.is_leaderless:
@@ -112,12 +115,6 @@ class Broker:
                 self.streams.take(message, self.send)
         elif not self.send(message):
             sender.say_nobody(message)
-
-    def _route(self, message: Publish) -> None:
-        """As `publish`, for whoever hears of no refusal."""
-        self.send(message)
-        if self.streams.takes(message.subject) and not self.machine.is_leaderless:
-            self.streams.take(message, self.send)
 
     def send(self, message: Publish, *, shown_as: str = "", op: str = "") -> bool:
         """Deliver to whoever is interested; whether anybody was.

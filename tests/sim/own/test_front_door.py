@@ -12,6 +12,7 @@ OURS = {
     "trinamo.runtime.env",
     "trinamo.runtime.logs.text",
     "trinamo.runtime.nurseries",
+    "trinamo.runtime.process.tasks",
 }
 """All that the simulator itself takes from the runtime, beside the packages these stand in."""
 ROOMS = {

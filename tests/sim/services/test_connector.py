@@ -19,8 +19,8 @@ HELLO = 0.01
 
 
 @attrs.define
-class Waiting:
-    """A session that waits for something or not; the times at which it was told things."""
+class Heard:
+    """The times at which a connector was told things."""
 
     opened_s: list[float] = attrs.Factory(list)
     lost_s: list[float] = attrs.Factory(list)
@@ -28,21 +28,27 @@ class Waiting:
     asked_s: list[float] = attrs.Factory(list)
     frames: list[Frame] = attrs.Factory(list)
 
+
+class Waiting(Connector):
+    """One that writes down what it is told."""
+
+    heard: Heard
+
     def opened(self, peer: StreamPeer) -> None:
         assert not peer.is_lost
-        self.opened_s.append(trio.current_time())
+        self.heard.opened_s.append(trio.current_time())
 
     def unreached(self) -> None:
-        self.unreached_count += 1
+        self.heard.unreached_count += 1
 
     def received(self, frame: Frame) -> None:
-        self.frames.append(frame)
+        self.heard.frames.append(frame)
 
     def lost(self) -> None:
-        self.lost_s.append(trio.current_time())
+        self.heard.lost_s.append(trio.current_time())
 
     def ping(self, peer: StreamPeer) -> None:
-        self.asked_s.append(trio.current_time())
+        self.heard.asked_s.append(trio.current_time())
         peer.post(b"ping")
 
 
@@ -52,19 +58,17 @@ class Line:
     def __init__(self, *, answers: bool = True) -> None:
         self.world = World(SeedChoices(1), ambient="raise")
         self.network = Network(self.world, tear_one_in=0, short_one_in=0)
-        self.session = Waiting()
+        self.session = Heard()
         self.connector: Connector
         self.answers = answers
 
     def play(self, story: Callable[[Line], Awaitable[None]]) -> None:
         async def client() -> None:
-            self.connector = Connector(
-                "server",
-                PORT,
-                rng=self.world.choices.stream("client"),
-                silence_s=SILENCE_S,
+            self.connector = connector = Waiting(
+                "server", PORT, rng=self.world.choices.stream("client"), silence_s=SILENCE_S
             )
-            await self.connector.run(self.session)
+            connector.heard = self.session
+            await connector.run()
 
         async def main() -> None:
             self.world.boot("server", trio.serve_tcp, self._answer, PORT)
