@@ -5,7 +5,7 @@ where decisions come from: the seed itself (then only their number is kept) or a
 encoded. The rows of the recorded run are kept too, compressed, if they fit; else a checksum of every
 so many rows. So a replay that departs says at which row it did.
 
-Reading believes nothing: size, types and bounds of every field are checked, and a scenario is only
+Reading believes nothing: the size, the types and the bounds are checked, and a scenario is only
 taken from the packages the caller allows, since replaying imports it.
 """
 
@@ -20,9 +20,10 @@ import zlib
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import msgspec
 import trio
 
 from ..core.choices import Choices, ReplayChoices, SeedChoices
@@ -161,10 +162,6 @@ def _seeded(seed: int, source: Played) -> bool:
     return all(again.below(n, label) == value for label, n, value in source.record)
 
 
-def _packed(rows: list[str]) -> str:
-    return base64.b85encode(zlib.compress("\n".join(rows).encode(), 9)).decode()
-
-
 # --- playing it again -----------------------------------------------------------------------------
 
 
@@ -198,37 +195,70 @@ def replay(failure: Failure, scenario: Play | None = None) -> Replay:
     return Replay(again, difference)
 
 
-# --- writing --------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
+
+Short = Annotated[str, msgspec.Meta(max_length=200)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Choices(msgspec.Struct):
+    count: Annotated[int, msgspec.Meta(ge=0, le=CHOICES_MAX)]
+    runs: list[tuple[Number, Number]] | None
+    """Values and how often each, one after another; null if they are what the seed answers."""
+
+    def values(self) -> list[int] | None:
+        if self.runs is None:
+            return None
+        found = sum(often for _, often in self.runs)
+        if found != self.count:
+            raise BadFailureFile(f"choices.runs has {found} decisions, and count is {self.count}")
+        return [value for value, often in self.runs for _ in range(often)]
+
+
+class _Marks(msgspec.Struct):
+    stride: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    sums: Annotated[str, msgspec.Meta(max_length=4 * MARKS_MAX)]
+
+
+class _Versions(msgspec.Struct):
+    trinamo: Short
+    python: Short
+    trio: Short
+
+
+class _File(msgspec.Struct):
+    schema: Short
+    scenario: Scenario
+    seed: int
+    choices: _Choices
+    digest: Short
+    violation: Finding
+    rows: str | None
+    marks: _Marks
+    versions: _Versions
 
 
 def save_failure(failure: Failure, path: Path) -> None:
     """Write the file; `ValueError` if it would be larger than `FILE_BYTES_MAX` (shrink first)."""
-    values = failure.values
-    content = {
-        "schema": SCHEMA,
-        "scenario": attrs.asdict(failure.scenario),
-        "seed": failure.seed,
-        "choices": {
-            "count": failure.count,
-            "runs": None
-            if values is None
-            else [[value, len(list(same))] for value, same in groupby(values)],
-        },
-        "digest": failure.digest,
-        "violation": attrs.asdict(failure.finding),
-        "rows": None if failure.rows is None else _packed(failure.rows),
-        "marks": {"stride": failure.stride, "sums": "" if failure.rows else "".join(failure.marks)},
-        "versions": failure.versions,
-    }
-    text = json.dumps(content, separators=(",", ":"))
+    values, rows = failure.values, failure.rows
+    runs = None if values is None else [(each, len(list(same))) for each, same in groupby(values)]
+    file = _File(
+        schema=SCHEMA,
+        scenario=failure.scenario,
+        seed=failure.seed,
+        choices=_Choices(failure.count, runs),
+        digest=failure.digest,
+        violation=failure.finding,
+        rows=None if rows is None else _packed(rows),
+        marks=_Marks(failure.stride, "" if rows else "".join(failure.marks)),
+        versions=_Versions(**failure.versions),
+    )
+    text = json.dumps(msgspec.to_builtins(file, enc_hook=attrs.asdict), separators=(",", ":"))
     if len(text) > FILE_BYTES_MAX:
         raise ValueError(
             f"{len(text)} bytes, and a failure file has at most {FILE_BYTES_MAX}; shrink the run first"
         )
     path.write_text(text + "\n", "utf-8")
-
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 def load_failure(path: Path, *, packages: tuple[str, ...] = PACKAGES) -> Failure:
@@ -252,122 +282,55 @@ def load_failure(path: Path, *, packages: tuple[str, ...] = PACKAGES) -> Failure
             f" {error}"
         ) from error
     try:
-        return _failure(_Fields(content, ""), packages)
-    except BadFailureFile as error:
+        return _failure(content, packages)
+    except (BadFailureFile, msgspec.ValidationError) as error:
         raise BadFailureFile(f"{path}: {error}") from None
 
 
-class _Fields:
-    """A JSON object whose fields are taken by type, with words for what is wrong."""
-
-    def __init__(self, content: Any, where: str) -> None:
-        if not isinstance(content, dict):
-            raise BadFailureFile(f"{where or 'the file'} must be an object")
-        self._content, self._where = content, where
-
-    def text(self, name: str, length_max: int) -> str:
-        value = self._content.get(name)
-        if not isinstance(value, str) or len(value) > length_max:
-            raise BadFailureFile(f"{self._where}{name} must be a text of at most {length_max}")
-        return value
-
-    def number(self, name: str, low: float, high: float) -> float:
-        value = self._content.get(name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not low <= value <= high
-        ):
-            raise BadFailureFile(f"{self._where}{name} must be a number from {low} to {high}")
-        return value
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        value = self.number(name, low, high)
-        if not isinstance(value, int):
-            raise BadFailureFile(f"{self._where}{name} must be an integer")
-        return value
-
-    def fields(self, name: str) -> _Fields:
-        return _Fields(self._content.get(name), f"{self._where}{name}.")
-
-    def get(self, name: str) -> Any:
-        return self._content.get(name)
-
-
-def _failure(file: _Fields, packages: tuple[str, ...]) -> Failure:
-    schema = file.text("schema", 100)
+def _failure(content: Any, packages: tuple[str, ...]) -> Failure:
+    schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
     if schema != SCHEMA:
         raise BadFailureFile(f"schema is {schema!r}, and this version reads {SCHEMA!r}")
-    violation, seen = file.fields("violation"), file.fields("marks")
-    values, count = _values(file.fields("choices"))
-    sums = seen.text("sums", 4 * MARKS_MAX)
+    file = msgspec.convert(content, _File)
+    _check_place(file.scenario, packages)
+    sums = file.marks.sums
     return Failure(
-        scenario=_scenario(file.fields("scenario"), packages),
-        seed=file.integer("seed", -(2**63), 2**63),
-        values=values,
-        count=count,
-        digest=file.text("digest", 64),
-        finding=Finding(
-            violation.text("invariant", 200),
-            violation.number("at_s", 0.0, 1e12),
-            violation.text("text", 10_000),
-        ),
-        rows=_rows(file.get("rows")),
-        stride=seen.integer("stride", 1, 10**9),
+        scenario=file.scenario,
+        seed=file.seed,
+        values=file.choices.values(),
+        count=file.choices.count,
+        digest=file.digest,
+        finding=file.violation,
+        rows=None if file.rows is None else _unpacked(file.rows),
+        stride=file.marks.stride,
         marks=[sums[at : at + 4] for at in range(0, len(sums), 4)],
-        versions={
-            name: file.fields("versions").text(name, 100) for name in ("trinamo", "python", "trio")
-        },
+        versions=msgspec.structs.asdict(file.versions),
     )
 
 
-def _scenario(fields: _Fields, packages: tuple[str, ...]) -> Scenario:
-    module, function = fields.text("module", 200), fields.text("function", 100)
+def _check_place(scenario: Scenario, packages: tuple[str, ...]) -> None:
+    module, function = scenario.module, scenario.function
     if not MODULE.fullmatch(module) or not function.isidentifier() or function.startswith("_"):
         raise BadFailureFile(f"scenario {module}:{function} is no module and public function")
-    if not any(f"{module}.".startswith(f"{package}.") for package in packages):
-        raise BadFailureFile(_played_elsewhere(module, packages))
-    parameters = fields.get("parameters")
-    if not isinstance(parameters, dict):
-        raise BadFailureFile("scenario.parameters must be an object")
-    return Scenario(module, function, parameters)
-
-
-def _played_elsewhere(module: str, packages: tuple[str, ...]) -> str:
+    if any(f"{module}.".startswith(f"{package}.") for package in packages):
+        return
     if module == MARKED_TEST:
-        return "it is the failure of a test: `pytest --sim-replay` plays it"
+        raise BadFailureFile("it is the failure of a test: `pytest --sim-replay` plays it")
     if MARKED_TEST in packages and module.startswith("trinamo.sim."):
-        return "it is the failure of a scenario: `trinamo sim replay` plays it"
-    return f"scenario.module {module} is not in {', '.join(packages)}"
+        raise BadFailureFile("it is the failure of a scenario: `trinamo sim replay` plays it")
+    raise BadFailureFile(f"scenario.module {module} is not in {', '.join(packages)}")
 
 
-def _values(fields: _Fields) -> tuple[list[int] | None, int]:
-    count, runs = fields.integer("count", 0, CHOICES_MAX), fields.get("runs")
-    if runs is None:
-        return None, count
-    values: list[int] = []
-    for pair in runs if isinstance(runs, list) else [None]:
-        if not (
-            isinstance(pair, list)
-            and len(pair) == 2
-            and all(type(each) is int and 0 <= each <= 2**63 for each in pair)
-            and len(values) + pair[1] <= count
-        ):
-            raise BadFailureFile("choices.runs must be [value, how often] pairs, count in all")
-        values += [pair[0]] * pair[1]
-    if len(values) != count:
-        raise BadFailureFile(f"choices.runs has {len(values)} decisions, and count is {count}")
-    return values, count
+def _packed(rows: list[str]) -> str:
+    return base64.b85encode(zlib.compress("\n".join(rows).encode(), 9)).decode()
 
 
-def _rows(packed: Any) -> list[str] | None:
-    if packed is None:
-        return None
+def _unpacked(packed: str) -> list[str]:
     try:
         unpacker = zlib.decompressobj()
         raw = unpacker.decompress(base64.b85decode(packed), ROWS_TEXT_MAX)
         if not unpacker.eof:
             raise BadFailureFile("rows is cut short, or too much")
         return raw.decode().split("\n") if raw else []
-    except (TypeError, ValueError, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         raise BadFailureFile(f"rows is not packed as it should be: {error}") from error
