@@ -288,11 +288,10 @@ def _run(
     from trinamo.runtime.errors import DeadlineError, UnavailableError, UnknownOutcomeError
     from trinamo.transports.assembly.planes import reach_events
 
-    from .running.locating import locate, quiet_log
+    from .running.locating import locate
 
     # What an import takes is not part of the patience with a server.
     importlib.import_module("trinamo.transports.nats")
-    quiet_log()
 
     async def act() -> Any:
         with trio.move_on_after(patience_s):

@@ -208,9 +208,7 @@ def _run(action: Callable[[ControlPlane], Awaitable[Any]], sources: Sources) -> 
 
     from trinamo.transports.assembly.planes import reach_control
 
-    from .running.locating import locate, quiet_log
-
-    quiet_log()
+    from .running.locating import locate
 
     async def act() -> Any:
         async with reach_control(locate(sources).config) as control:

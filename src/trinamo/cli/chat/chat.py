@@ -22,9 +22,8 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
         from trinamo.runtime.http.transport import fetch_json
         from trinamo.transports.openai.client import fetch
 
-        from ..running.locating import frontend_url, locate, quiet_log
+        from ..running.locating import frontend_url, locate
 
-        quiet_log()
         base = ctx.params.get("url") or frontend_url(locate(sources_of(ctx.params)))
         url = f"{base.rstrip('/').removesuffix('/v1')}/v1/models"
         found = trio.run(partial(fetch_json, fetch, url, timeout_s=COMPLETION_TIMEOUT_S))

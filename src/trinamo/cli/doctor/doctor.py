@@ -29,11 +29,10 @@ def doctor(
 
     import trio
 
-    from ..running.locating import locate, quiet_log
+    from ..running.locating import locate
     from .examination import examine
     from .finding import FindingVerdict, findings_table
 
-    quiet_log()
     findings = trio.run(examine, locate(sources), (url or "").rstrip("/"), key_of(key_env))
     if as_json:
         import json

@@ -49,7 +49,11 @@ class Target:
 
 
 def locate(sources: Sources) -> Target:
-    """Find the cluster; a running `trinamo up` is meant unless the configuration names another."""
+    """Find the cluster; a running `trinamo up` is meant unless the configuration names another.
+
+    The log of the planes is kept from the terminal: a command says in its own words what matters.
+    """
+    logging.getLogger().addHandler(logging.NullHandler())
     config = sources.load()
     runs = meant(config, find_runs())
     if not runs:
@@ -132,8 +136,3 @@ async def somebody_listens(address: str) -> bool:
         await stream.aclose()
         return True
     return False
-
-
-def quiet_log() -> None:
-    """Keep the planes' log to ourselves: what matters is said in the command's own words."""
-    logging.getLogger().addHandler(logging.NullHandler())

@@ -35,11 +35,10 @@ def status(
     import trio
 
     from ..failures import EXIT_DEGRADED
-    from ..running.locating import locate, quiet_log
+    from ..running.locating import locate
     from .asking import survey_cluster
     from .text import open_console, survey_json, survey_tables
 
-    quiet_log()
     survey = trio.run(
         partial(survey_cluster, locate(sources), url=(url or "").rstrip("/"), key=key_of(key_env))
     )

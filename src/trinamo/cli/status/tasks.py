@@ -51,10 +51,8 @@ def tasks(
     from trinamo.runtime.view.requests import ask_places
     from trinamo.transports.openai.client import fetch
 
-    from ..running.locating import locate, quiet_log
+    from ..running.locating import locate
     from .asking import find_places
-
-    quiet_log()
 
     async def ask() -> tuple[list[tuple[str, TasksView]], list[str]]:
         place, key = (url or "").rstrip("/"), key_of(key_env)

@@ -60,11 +60,10 @@ def trace(
 
     from trinamo.runtime.errors import RequestError, UnavailableError
 
-    from ..running.locating import locate, quiet_log
+    from ..running.locating import locate
     from ..status.asking import ask_cluster
     from .timeline import time_line, timeline_json
 
-    quiet_log()
     if not _ID.fullmatch(request_id):
         raise RequestError("this is no request id: letters, digits and . _ : - , at most 256")
     target = locate(sources)
