@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Literal, NotRequired, TypedDict
 
-from .core.host import HostState
 from .core.world import World
 from .disk.disk import Disk
 from .net.network import Network
@@ -49,7 +48,6 @@ THIN_BYTES_PER_S: Final = 3000.0
 """What passes each way over a thin link."""
 SLOW_DISK_S: Final = 1.0
 """What a sync takes at most while `slow_down` lasts."""
-RUNNING: Final = (HostState.UP, HostState.PAUSED)
 
 
 class Fault(TypedDict):
@@ -194,7 +192,7 @@ def _disk_effect(disk: Disk, do: str) -> Callable[[], object] | None:
 
 
 def _boot(world: World, host: str, boot: Callable[[str], object]) -> None:
-    if world.host(host).state not in RUNNING:
+    if not world.host(host).is_running:
         boot(host)
 
 

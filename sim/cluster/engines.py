@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
@@ -70,12 +69,7 @@ class NotedAttempt:
         self._context.on_change(self._on_change)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         outcome = "complete" if error is None else "cancelled"
         if isinstance(error, TrinamoError):
             outcome = error.code

@@ -22,7 +22,6 @@ from trinamo.transports.memory.transfer import open_memory_transfer_plane
 from trinamo.transports.security.sealing import Sealer
 from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_plane
 
-from ..core.host import HostState
 from ..core.world import World
 from ..net.network import Network
 from ..services.memory import MemoryFabric
@@ -134,8 +133,7 @@ class ClusterMemory:
         generation = host.generation
 
         def is_alive() -> bool:
-            is_running = host.state in (HostState.UP, HostState.PAUSED)
-            return is_running and host.generation == generation
+            return host.is_running and host.generation == generation
 
         def moved(_: str, backend: str, blocks: int) -> None:
             note("kv.move", backend=backend, blocks=blocks)

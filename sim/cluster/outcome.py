@@ -60,11 +60,6 @@ class Outcome:
         """What the trace says without its busiest rows; read once the run is over."""
         return self.world.trace.told
 
-    @property
-    def untested(self) -> list[str]:
-        """What the scenario is about and this run did not show, in sentences; see `World.untested`."""
-        return self.world.untested
-
     def violate(self, invariant: str, text: str) -> None:
         """Write one down."""
         self.violations.append(BrokenRule(invariant, text, self.world.current_time()))

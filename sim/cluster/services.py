@@ -131,14 +131,6 @@ class NetworkServices:
         """The next `count` writes of host `name` take effect, and it is not told."""
         self.etcd.interceptor.lose_replies(count, WRITES, to=name)
 
-    def compact(self) -> None:
-        """Have the store forget its history."""
-        self.etcd.compact()
-
-    def forge(self, *, is_on: bool) -> None:
-        """Whether somebody with the broker's token says things of his own on it."""
-        self.nats.forge(is_on=is_on)
-
     def open_control(self, config: Config, env: Env) -> AbstractAsyncContextManager[ControlPlane]:
         """The control plane of the running task's host; waits for nobody."""
         section = config.control_plane.etcd

@@ -58,6 +58,11 @@ class Host:
         self.stalls = 0
         """How many calls its process stands in, in its kernel: a slow disk's."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a process; a paused one is one."""
+        return self.state in (HostState.UP, HostState.PAUSED)
+
     def __repr__(self) -> str:
         return f"<Host {self.name}.{self.generation} {self.state.value}>"
 

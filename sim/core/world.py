@@ -468,7 +468,7 @@ class World(Machines):
         """
         check_main(main, f"world.boot({name!r}, serve, 7000)")
         host = self.host(name)
-        if host.state in (HostState.UP, HostState.PAUSED):
+        if host.is_running:
             raise ValueError(f"{host} is running")
         self._modules.update(map(module_of, (main, *args)))
         if self._nursery is None:
@@ -531,7 +531,7 @@ class World(Machines):
     def kill(self, name: str) -> None:
         """End it as SIGKILL does: no more step of its tasks, no cleanup; its kernel closes its sockets."""
         host = self.aim("kill", name)
-        if host.state in (HostState.UP, HostState.PAUSED):
+        if host.is_running:
             self._end(host, HostState.DEAD)
 
     def power_off(self, name: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import types
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -578,12 +577,7 @@ class Scan(Iterator[DirEntry]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

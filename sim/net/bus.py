@@ -25,7 +25,7 @@ from zlib import crc32
 import attrs
 import trio
 
-from ..core.host import DRIVER, Host, HostState, current_host_name
+from ..core.host import DRIVER, Host, current_host_name
 from ..core.world import World
 from .network import Network
 
@@ -221,7 +221,7 @@ class Bus:
 
 def _is_running(host: Host) -> bool:
     # Scenario code runs on the driver, which is never booted.
-    return host.state in (HostState.UP, HostState.PAUSED) or host.name == DRIVER
+    return host.is_running or host.name == DRIVER
 
 
 def _traced(payload: Any) -> str | int | float | bytes | None:

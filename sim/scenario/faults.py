@@ -18,7 +18,7 @@ import trio
 
 from ..cluster.plans import FaultPlan
 from ..cluster.services import BROKER, STORE
-from ..faults import ON_HOSTS, ON_LINKS, RUNNING, effect, heal_core
+from ..faults import ON_HOSTS, ON_LINKS, effect, heal_core
 
 if TYPE_CHECKING:
     from ..cluster.outcome import Outcome
@@ -141,10 +141,10 @@ class Nemesis:
             case "lose_replies":
                 cluster.services.lose_replies(host, fault.count)
             case "compact":
-                cluster.services.compact()
+                cluster.services.etcd.compact()
             case "forge":
-                cluster.services.forge(is_on=True)
-                return partial(cluster.services.forge, is_on=False)
+                cluster.services.nats.forge(is_on=True)
+                return partial(cluster.services.nats.forge, is_on=False)
             case "exhaust":
                 network.exhausted.add(host)
                 return lambda: network.exhausted.discard(host)
@@ -157,7 +157,7 @@ class Nemesis:
         return None
 
     def _boot(self, host: str) -> None:
-        if not (self.world.host(host).state in RUNNING or self.is_leaving):
+        if not (self.world.host(host).is_running or self.is_leaving):
             self.cluster.boot(host)
 
     def heal_core(self) -> None:

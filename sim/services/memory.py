@@ -79,8 +79,7 @@ class MemoryFabric(TransferFabric):
     def is_alive(self, mover: MemoryMover) -> bool:
         """Whether its process still is; paused is alive, for its memory."""
         host, generation = self.world.host(mover.address), self._generations[mover]
-        is_running = host.state in (HostState.UP, HostState.PAUSED)
-        return host.generation == generation and (is_running or generation == 0)
+        return host.generation == generation and (host.is_running or generation == 0)
 
     @override
     def knows(self, address: str) -> bool:
@@ -132,9 +131,8 @@ class MemoryFabric(TransferFabric):
 
         def reach() -> None:
             nonlocal was_held
-            is_dead = starter.generation != generation or (
-                generation > 0 and starter.state not in (HostState.UP, HostState.PAUSED)
-            )
+            is_over = generation > 0 and not starter.is_running
+            is_dead = is_over or starter.generation != generation
             if not self.stalled.isdisjoint(ends):
                 was_held = True
                 self._waiting.append(reach)

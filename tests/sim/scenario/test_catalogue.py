@@ -188,7 +188,7 @@ def find(scenario: Scenario, mutant: Mutant) -> None:
         if any(violation.invariant == mutant.finds for violation in outcome.violations):
             return
         if not outcome.violations:
-            coverage.add(outcome.untested)
+            coverage.add(outcome.world.untested)
     if mutant.finds == "expected" and coverage.untested:
         return
     pytest.fail(f"{mutant.bug} was not found")

@@ -32,19 +32,21 @@ LATE = '[[workload]]\n[[fault]]\ndo = "kill"\non = "worker0"\nafter_note = "work
 def test_a_fault_whose_note_came_before_the_load_never_strikes_and_is_told() -> None:
     outcome = play(LATE)
     assert outcome.violations == []
-    assert outcome.untested == [
+    assert outcome.world.untested == [
         "the fault kill worker0 never struck: it waited for note 1 of 'worker.ready', and 0 came"
     ]
 
 
 def test_a_fault_whose_time_never_came_is_told() -> None:
     outcome = play('[[workload]]\n[[fault]]\ndo = "kill"\non = "worker0"\nat = 500.0\n')
-    assert outcome.untested == ["the fault kill worker0 never struck: the run was over before"]
+    assert outcome.world.untested == [
+        "the fault kill worker0 never struck: the run was over before"
+    ]
 
 
 def test_a_fault_that_a_run_decided_against_is_not_missed() -> None:
     outcome = play(LATE + "maybe = true\n", seed=next(s for s in range(9) if _is_left_out(s)))
-    assert outcome.untested == []
+    assert outcome.world.untested == []
 
 
 def _is_left_out(seed: int) -> bool:
