@@ -83,10 +83,6 @@ class LoopbackWorld(World):
         return WALL_EPOCH_S + self.current_time() - self._started_s
 
     @override
-    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
-        self.at(self.current_time() + delay_s, call, *args)
-
-    @override
     def at(self, time_s: float, call: Callable[..., object], *args: Any) -> None:
         if self.is_unwinding or self._nursery is None:
             return

@@ -69,7 +69,7 @@ class EventClock(trio.abc.Clock):
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
         """As `at`, in `delay_s` virtual seconds."""
-        heapq.heappush(self._events, (self._time_s + delay_s, next(self._sequence), call, args))
+        self.at(self.current_time() + delay_s, call, *args)
 
     @override
     def deadline_to_sleep_time(self, deadline: float) -> float:

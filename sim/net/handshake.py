@@ -124,7 +124,7 @@ class Stack(Wires):
         self._sweep_at = SWEEP_MIN
         self._ports = itertools.count(40000)
         self._ids = itertools.count(1)
-        self._numbers = itertools.count(FIRST_NUMBER)
+        self.numbers = itertools.count(FIRST_NUMBER)
         self.sockets: dict[int, Any] = {}
         """Those that processes hold (`std_sockets.py`), by what they say their descriptor is."""
         self.datagram_sockets: dict[tuple[str, Port], Any] = {}
@@ -167,12 +167,6 @@ class Stack(Wires):
 
     # --- descriptors ---------------------------------------------------------------------------
 
-    def add_socket(self, socket: Any) -> int:
-        """Know a new socket of the running task's host; its number, as a descriptor."""
-        number = next(self._numbers)
-        self.sockets[number] = socket
-        return number
-
     def numbered(self, number: int) -> Any:
         """The open socket that has this number; `OSError` EBADF if there is none."""
         if number not in self.sockets:
@@ -202,10 +196,6 @@ class Stack(Wires):
         if listener.is_open:
             del self._listeners[listener.host.name, listener.address[1]]
             listener.close()
-
-    def listener(self, host: str, port: Port) -> Listener | None:
-        """Who listens on this port of the host."""
-        return self._listeners.get((host, port))
 
     def dial(self, client: Endpoint, remote: Address) -> Dial:
         """Start connecting; wait on the result's `waiters` until `is_done`."""
@@ -262,7 +252,7 @@ class Stack(Wires):
         if answer == "ignore":
             # Without an answer the client repeats its SYN.
             return
-        listener = self.listener(target, port)
+        listener = self._listeners.get((target, port))
         if listener is None:
             self.refused.setdefault((target, port), source)
         if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):

@@ -14,7 +14,7 @@ an established connection (`connection.py`), datagrams (`datagrams.py`), the soc
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -90,25 +90,22 @@ class Network(Names):
 
     def reset(self, a: str, b: str) -> int:
         """Reset every connection between the two hosts, as a middlebox would; how many."""
-        hit = self._between(a, b)
-        for connection in hit:
-            self.world.add_row("reset", connection=connection.id)
-            for endpoint in (connection.client, connection.server):
-                endpoint.vanish()
-                endpoint.fail(errno.ECONNRESET)
-        return len(hit)
+        return self._end("reset", a, b, lambda half: half.fail(errno.ECONNRESET))
 
     def finish(self, a: str, b: str) -> int:
         """End every connection between the two hosts with FIN both ways, as a proxy that goes away.
 
         What was on the way is lost; both ends read EOF and can write no more. How many there were.
         """
+        return self._end("finish", a, b, Endpoint.end)
+
+    def _end(self, how: str, a: str, b: str, end: Callable[[Endpoint], None]) -> int:
         hit = self._between(a, b)
         for connection in hit:
-            self.world.add_row("finish", connection=connection.id)
-            for endpoint in (connection.client, connection.server):
-                endpoint.vanish()
-                endpoint.end()
+            self.world.add_row(how, connection=connection.id)
+            for half in (connection.client, connection.server):
+                half.vanish()
+                end(half)
         return len(hit)
 
     def _pairs(self, a: str, b: str) -> list[tuple[str, str]]:

@@ -87,7 +87,8 @@ class StdSocket:
         """How often trio was told that it is about to be closed."""
         self._waiting: set[bool] = set()
         """Whether a task waits to read (False) and whether one waits to write (True)."""
-        self._number = network.add_socket(self)
+        self._number = next(network.numbers)
+        network.sockets[self._number] = self
 
     # --- what it is ----------------------------------------------------------------------------
 
