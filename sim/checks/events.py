@@ -114,9 +114,8 @@ def _routers(outcome: Outcome) -> Iterator[tuple[str, Router]]:
 def _is_heard(outcome: Outcome, name: str) -> bool:
     """Whether the process lives, is to stay, and the broker and it reach each other."""
     cluster = outcome.cluster
-    there, back = outcome.network.link(name, BROKER), outcome.network.link(BROKER, name)
-    is_joined = not (there.is_cut or back.is_cut) and cluster.is_up(BROKER)
-    return cluster.is_up(name) and is_joined and not cluster.processes[name].stop.is_requested
+    is_joined = cluster.is_up(name) and cluster.services.is_reachable(name, BROKER)
+    return is_joined and not cluster.processes[name].stop.is_requested
 
 
 def _wrong_blocks(router: Router, instance_id: str, process: Process) -> Iterator[str]:

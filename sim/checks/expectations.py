@@ -26,11 +26,11 @@ def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 def _wrong_ends(outcome: Outcome) -> Iterator[str]:
     expect = outcome.scenario.expect
-    for record in outcome.records:
+    for record in outcome.cluster.records:
         for terminal in record.terminals:
             if expect.outcomes and not any(fnmatchcase(terminal, o) for o in expect.outcomes):
                 yield f"{record.name} ended with {terminal!r}"
-    complete = sum(record.outcome == COMPLETE for record in outcome.records)
+    complete = sum(record.outcome == COMPLETE for record in outcome.cluster.records)
     if complete < expect.complete_min:
         yield f"{complete} requests were answered whole, not {expect.complete_min}"
 

@@ -5,7 +5,6 @@ Who judges it is `checks/`; who plays it is `scenario/run.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ..net.network import Network
     from .cluster import Cluster
     from .plans import Scenario
-    from .workload import ClientRecord
 
 
 @attrs.frozen
@@ -49,11 +47,6 @@ class Outcome:
     leftovers: dict[str, float] = attrs.Factory(dict)
     core: tuple[str, ...] = ()
     """The healed hosts of a liveness phase."""
-
-    @property
-    def records(self) -> Sequence[ClientRecord]:
-        """Every request, as whoever asked it saw it."""
-        return self.cluster.records
 
     @cached_property
     def told(self) -> list[Row]:

@@ -121,10 +121,10 @@ class NetworkServices:
         else:
             self.nats.boot()
 
-    def is_reachable(self, name: str) -> bool:
-        """Whether the store runs, and messages pass between it and host `name`, both ways."""
-        there, back = self.network.link(name, STORE), self.network.link(STORE, name)
-        is_up = self.world.host(STORE).state is HostState.UP
+    def is_reachable(self, name: str, server: str = STORE) -> bool:
+        """Whether the server runs, and messages pass between it and host `name`, both ways."""
+        there, back = self.network.link(name, server), self.network.link(server, name)
+        is_up = self.world.host(server).state is HostState.UP
         return is_up and not (there.is_cut or back.is_cut)
 
     def lose_replies(self, name: str, count: int) -> None:

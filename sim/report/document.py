@@ -82,9 +82,7 @@ def page(
             ),
             "SCRIPT": script,
         }
-        # Split before anything is put in: data that holds a marker stays data.
-        pieces = _asset("diagram.html").split("@@")
-        text = "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))
+        text = _filled("diagram.html", parts)
         if len(text.encode()) <= bytes_max:
             return text
         if items_max < 10:
@@ -94,6 +92,12 @@ def page(
 
 def _asset(name: str) -> str:
     return (FOLDER / name).read_text("utf-8")
+
+
+def _filled(name: str, parts: dict[str, str]) -> str:
+    # Split before anything is put in: data that holds a marker stays data.
+    pieces = _asset(name).split("@@")
+    return "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))
 
 
 def _hash(text: str) -> str:
@@ -206,4 +210,4 @@ def pair(titles: tuple[str, str], pages: tuple[str, str], said: str) -> str:
         "SAID": html.escape(said[:TEXT_MAX]),
         "FRAMES": frames,
     }
-    return "".join(parts[p] if i % 2 else p for i, p in enumerate(_asset("pair.html").split("@@")))
+    return _filled("pair.html", parts)
