@@ -205,7 +205,7 @@ def test_a_cluster_survives_any_three_faults(scenario: Scenario, choices: Choice
 
 
 def survive(scenario: Scenario, choices: Choices) -> None:
-    ends = [record.outcome for record in played(scenario, choices).records]
+    ends = [record.outcome for record in played(scenario, choices).cluster.records]
     assert len(ends) == 12
     assert scenario.faults or ends == [COMPLETE] * len(ends)
 
@@ -219,11 +219,13 @@ def test_whatever_befalls_one_worker_of_two_every_request_is_answered_whole(
     """Failover: the other worker takes up what the first one began, or never began."""
     outcome = played(scenario, choices)
     incomplete = {
-        record.name: record.outcome for record in outcome.records if record.outcome != COMPLETE
+        record.name: record.outcome
+        for record in outcome.cluster.records
+        if record.outcome != COMPLETE
     }
     assert incomplete == {}
     assert list(asked_on(outcome)) == []
-    assert len(outcome.records) == 4 * len(outcome.cluster.clients)
+    assert len(outcome.cluster.records) == 4 * len(outcome.cluster.clients)
 
 
 def asked_on(outcome: Outcome) -> Iterator[str]:
@@ -258,7 +260,7 @@ def test_who_leaves_or_stops_is_heard_of_at_once_and_with_the_reason(
         assert row.time_s <= since_s.get(row.field("attempt"), math.inf) + GRACE_S + 0.1
     begun = {row.field("request") for row in outcome.world.trace.of_kind("engine.begin")}
     assert begun - told == set()
-    assert begun or all(record.profile.quit_after_s >= 0 for record in outcome.records)
+    assert begun or all(record.profile.quit_after_s >= 0 for record in outcome.cluster.records)
 
 
 @pytest.mark.slow

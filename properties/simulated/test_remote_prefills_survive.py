@@ -129,7 +129,7 @@ def struck(draw: st.DrawFn, text: str, hosts: list[str], memory: MemoryPlan) -> 
 @given(crowded(), choices(decisions_max=DECISIONS_MAX))
 def test_remote_prefills_survive_any_three_faults(scenario: Scenario, choices: Choices) -> None:
     """Every request ends in its bound and right; every block is free in the end, and had one user."""
-    assert len(played(scenario, choices).records) == 21
+    assert len(played(scenario, choices).cluster.records) == 21
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_every_request_is_whole_while_one_worker_of_each_role_stays(
 
 
 def incomplete(outcome: Outcome) -> dict[str, str]:
-    return {each.name: each.outcome for each in outcome.records if each.outcome != COMPLETE}
+    return {each.name: each.outcome for each in outcome.cluster.records if each.outcome != COMPLETE}
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def broken(
             spans = poison.spans.get(hosts[instance], [])
             if not any(began_s <= at_s <= began_s + FROZEN_S for began_s in spans):
                 yield f"{hosts[instance]} was called silent at {at_s:.3f} s, and answers"
-    for record in outcome.records:
+    for record in outcome.cluster.records:
         silences = len(found[record.name].silent) if record.name in found else 0
         if silences < 2 and record.outcome != COMPLETE:
             yield f"{record.name} ended with {record.outcome} after {silences} silences"
