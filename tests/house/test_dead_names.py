@@ -60,12 +60,12 @@ KNOWN = {
         watches blocks_in_flight
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks""",
     "the faults of the memory planes, for tests of programs": """
-        outage drop_next""",
+        outage drop_next halt""",
     "servers of tests and benchmarks": "thaw",
     "`ssl` reads it of a context": "num_tickets check_hostname",
     "tests of anybody's protocol call it": """
         fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels
-        Serializability set_ mutex counter""",
+        Serializability set_ mutex counter eventually leads_to""",
     "looked up by the name of the function of `os` that was called: sim/disk/process.py": """
         rmdir symlink target_is_directory readlink scandir lstat fchdir fchmod fchown utime fstatvfs
         listxattr readv writev lseek truncate
