@@ -160,7 +160,7 @@ class Network(Names):
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""
-        tables: tuple[dict[Any, Any], ...] = (self.sockets, self.datagram_sockets)
+        tables: list[dict[Any, Any]] = [self.sockets, self.datagram_sockets]
         for held in tables:
             for key in [key for key, socket in held.items() if socket.host is host]:
                 del held[key]
