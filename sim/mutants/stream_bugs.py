@@ -27,6 +27,7 @@ from trinamo.transports.security import identity
 from trinamo.transports.security.fleet import Fleet
 from trinamo.transports.sockets.wire import send_all
 from trinamo.transports.tcp import accepting, sockets
+from trinamo.transports.tcp.streams import server as streams
 from trinamo.transports.tcp.streams.channel import Channel
 from trinamo.transports.tcp.streams.link import LinkLane
 from trinamo.transports.tcp.streams.linked import InputReceiver, TcpResponseSender
@@ -187,21 +188,21 @@ def change_admits_nobody() -> list[Patch]:
     return [(Fleet, "admits_secret", property(lambda _: False))]
 
 
-@instead_of(TcpStreamServer, "_greet")
-async def strangers_are_told(greet: Any, self: Any, wire: Any) -> Any:
+@instead_of(streams, "welcome")
+async def strangers_are_told(greet: Any, wire: Any, *how: Any) -> Any:
     """Who is no member hears why."""
     try:
-        return await greet(self, wire)
+        return await greet(wire, *how)
     except RemoteProtocolError as error:
         await send_all(wire, encode_event(0, Refused("bad_link", error.message)))
         raise
 
 
-@instead_of(TcpStreamServer, "_greet")
-async def no_handshake_timeout(greet: Any, self: Any, wire: Any) -> Any:
+@instead_of(streams, "welcome")
+async def no_handshake_timeout(greet: Any, *how: Any) -> Any:
     """Whoever connects and says nothing may stay."""
     with trio.CancelScope(shield=True):
-        return await greet(self, wire)
+        return await greet(*how)
 
 
 @instead_of(FrameDecoder, "__init__")
