@@ -24,7 +24,7 @@ import numpy as np
 import trio
 
 from trinamo.cli.bench.transfer import Peer
-from trinamo.runtime.kv.tensors import device_memory
+from trinamo.runtime.kv.device_array import device_memory
 from trinamo.runtime.planes import Registrable
 from trinamo.runtime.protocol.transfer.description import Direction, decode_description
 from trinamo.transports.nixl.agent import create_agent

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from trinamo.runtime.kv.pool import BlockPool
 from trinamo.runtime.kv.transfer.leases import BlockLeases, open_block_leases
@@ -171,8 +171,16 @@ async def open_leases(pool: BlockPool, world: World) -> AsyncIterator[BlockLease
         yield leases
 
 
+# A peer dies while its link is cut, is proven dead in a moment in which it is whole, and it is cut again.
+CUT_TWICE = [
+    *(Deed(0.1, 0, "freeze"), Deed(1.4, 0, "cut"), Deed(9.5, 0, "die"), Deed(0.0, 0, "heal")),
+    *(Deed(0.01, 0, "cut"), Deed(8.0, 0, "freeze")),
+]
+
+
 @settings(max_examples=100, deadline=None)
 @given(script=SCRIPTS)
+@example(script=CUT_TWICE)
 def test_no_block_is_free_while_its_peer_could_write_it_and_none_is_lost(
     script: list[Deed],
 ) -> None:

@@ -5,7 +5,7 @@ transfers read; `index` and `events` say who holds which prefix; `transfer/` mov
 processes. None of them decides who gets a block: that is `engines/loop/scheduler.py`.
 """
 
-from .tensors import device_memory
+from .device_array import device_memory
 from .transfer.leases import BlockLeases, open_block_leases
 from .transfer.metadata import NixlMetadata, NixlMetadataStore
 from .transfer.router import TransferRouter, open_transfer_router

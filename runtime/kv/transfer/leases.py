@@ -23,7 +23,7 @@ from ...planes import MemoryRegion, Transfer
 from ...protocol.transfer.settlement import PeerDescriptor
 from ..pool import BlockPool
 from .routes import RoutedMemory
-from .settlement import Grant, Inquiries, Path, Tickets, quiesce
+from .settlement import Grant, Inquiries, Path, Tickets
 
 _log = logging.getLogger("trinamo.transfer")
 
@@ -159,9 +159,9 @@ class BlockLeases:
                         nursery.cancel_scope.cancel()
 
     async def _inquire(self, grant: Grant, path: Path) -> None:
-        delay_s = await path.prove(grant.ticket, soon_s=self._drain_s)
+        await path.prove(grant.ticket, soon_s=self._drain_s)
         grant.is_proven = True
-        await quiesce(delay_s)
+        await path.rest(grant.ticket)
         grant.settle()
 
     # --- blocks ----------------------------------------------------------------------------------

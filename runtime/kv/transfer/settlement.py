@@ -218,10 +218,10 @@ class Path:
                 grant.ticket, unless=lambda: trio.current_time() < self.seen_at + _PAUSE_MAX_S
             )
 
-    async def prove(self, ticket: int, *, soon_s: float) -> float:
+    async def prove(self, ticket: int, *, soon_s: float) -> None:
         """Return when the peer sends nothing more with `ticket`; may take for ever.
 
-        What it has sent may still be on its way: the answer is how long to `quiesce`. The peer is
+        What it has sent may still be on its way: `rest` waits for that. The peer is
         asked at once, then at growing intervals, of 1 s at most for the first `soon_s` seconds and
         of 30 s at most after them. The ticket must have been revoked before. Cancelled, it leaves
         nothing behind.
@@ -238,17 +238,26 @@ class Path:
             pause_s = min(2 * pause_s, _PAUSE_MAX_S if is_soon else _SLOW_PAUSE_MAX_S)
         if status is PeerStatus.GONE:
             await self._inquiries.on_gone(self._peer)
-        return _QUIESCE_S + max(0.0, self._quiet_at - trio.current_time())
 
+    async def rest(self, ticket: int) -> None:
+        """Let land what the peer has sent: what is on the path, in a kernel's buffers, in our own threads.
 
-async def quiesce(delay_s: float) -> None:
-    """Let land what has left the peer but not arrived: in a kernel's buffers, in our own threads.
-
-    In slices: a process of ours that is frozen meanwhile must not find the whole of it over when it
-    wakes, while its threads and buffers have had no time.
-    """
-    for _ in range(_SLICES):
-        await trio.sleep(delay_s / _SLICES)
+        A path that was cut may be cut again before what it kept back has come, which is later then. So
+        it is looked at while much is left to wait for, or while it is not seen to work. The last of it
+        is waited for in slices: a process of ours that is frozen meanwhile must not find the whole of
+        it over when it wakes, while its threads and buffers have had no time.
+        """
+        # Each look at a peer that is frozen takes as much.
+        brief_s = _LOOK_S + self._inquiries.timeout_s
+        looked_at = self.seen_at
+        while (left_s := max(0.0, self._quiet_at - trio.current_time())) > 0:
+            if left_s <= brief_s and self.seen_at >= looked_at:
+                break
+            await trio.sleep(min(left_s, _PAUSE_MAX_S))
+            looked_at = now = trio.current_time()
+            await self.ask(ticket, unless=lambda now=now: self.seen_at >= now)  # type: ignore[misc]
+        for _ in range(_SLICES):
+            await trio.sleep((_QUIESCE_S + left_s) / _SLICES)
 
 
 class Tickets:

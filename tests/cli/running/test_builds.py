@@ -67,13 +67,14 @@ ADDED: Final = (
      f"SPOKEN: Final = (Version{NEWER.replace('.', ', ').join('()')},)"),
     # A field of every entry.
     ("runtime/protocol/versions.py",
-     'return entry[:-1] + b"," + _OURS[1:]',
-     """return entry[:-1] + b',"new":{"a":[1]},' + _OURS[1:]"""),
+     'return msgspec.json.encode(entry)[:-1] + b"," + _OURS[1:]',
+     """return msgspec.json.encode(entry)[:-1] + b',"new":{"a":[1]},' + _OURS[1:]"""),
     # A field of every request, and one of where its answer goes.
     ("runtime/protocol/streams/request.py",
-     "    return _encoder.encode(envelope)",
-     """    said = _encoder.encode(envelope).replace(b'"address":', b'"new":{"a":[1]},"address":')
-    return b'{"new":{"a":[1]},' + said[1:]"""),
+     "encode_envelope: Final = msgspec.json.Encoder().encode",
+     """def encode_envelope(said: object) -> bytes:
+    text = msgspec.json.encode(said).replace(b'"address":', b'"new":{"a":[1]},"address":')
+    return b'{"new":{"a":[1]},' + text[1:] if text.startswith(b'{"') else text"""),
     # A frame on every stream, with what opens it.
     ("runtime/protocol/streams/link_frames.py",
      "    return _OPENING.pack(*head) + subject",

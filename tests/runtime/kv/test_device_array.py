@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trinamo.runtime.kv.tensors import device_memory
+from trinamo.runtime.kv.device_array import device_memory
 
 ADDRESS = 0x7F00_0000_0000
 
