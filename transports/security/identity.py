@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -182,7 +182,7 @@ def has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bo
     """Whether `certificate` is of this very authority, with none between."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 

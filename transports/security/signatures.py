@@ -129,15 +129,14 @@ def _member(
     """Key, names and time of a certificate; None if none of the authorities has issued it."""
     try:
         certificate = x509.load_der_x509_certificate(shown)
+        if not any(has_issued(_authority(each), certificate) for each in authorities):
+            return None
         key = certificate.public_key()
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         uris = names.value.get_values_for_type(x509.UniformResourceIdentifier)
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+    except Exception:  # noqa: BLE001 -- whatever a library says of a stranger's bytes, they are no member's
         return None
-    if not (
-        isinstance(key, Ed25519PublicKey)
-        and any(has_issued(_authority(each), certificate) for each in authorities)
-    ):
+    if not isinstance(key, Ed25519PublicKey):
         return None
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return key, uris, first.timestamp(), last.timestamp()

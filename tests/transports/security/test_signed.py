@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from base64 import b64decode
+from base64 import b64decode, b64encode
 
 import pytest
 import trio
@@ -27,6 +27,8 @@ from trinamo.transports.security.signed import signed_control
 
 ONE = Instance(endpoint="a/b/c", id="1f" * 8, transports={"tcp": "127.0.0.1:1"})
 VALUE = encode_instance(ONE)
+ED25519 = bytes.fromhex("06032b6570")
+"""Its object identifier, in DER."""
 
 
 def env(at: float = NOW) -> Env:
@@ -83,6 +85,23 @@ async def test_what_nobody_signed_says_so_and_what_to_do() -> None:
     with pytest.raises(RemoteProtocolError, match=r"no signature.*secret_file.*delete it"):
         decode_instance(ONE.key, await value(reader))
     assert vars(reader)["unsigned_count"] == 1
+
+
+async def test_a_certificate_that_no_library_understands_is_a_stranger_s_and_ends_no_reader() -> (
+    None
+):
+    """Whoever may write to etcd sends it to all members at once."""
+    store = MemoryStore()
+    await put(store)
+    written = await value(MemoryControlPlane(store))
+    signature = b64decode(json.loads(written.split(b"\n")[1])["signature"])
+    places = [at for at in range(len(signature)) if signature.startswith(ED25519, at)]
+    assert len(places) == 3, "what it is signed with, twice, and the kind of its key"
+    for at in places:
+        other = signature[: at + 2] + b"\x27" + signature[at + 3 :]
+        line = VALUE + b'\n{"signature":"' + b64encode(other) + b'"}'
+        await MemoryControlPlane(store).put(ONE.key, line)
+        assert isinstance(await value(plane(store, SECRET)), Unsigned)
 
 
 @pytest.mark.parametrize("leased", [True, False])
