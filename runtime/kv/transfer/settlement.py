@@ -250,12 +250,16 @@ class Path:
         # Each look at a peer that is frozen takes as much.
         brief_s = _LOOK_S + self._inquiries.timeout_s
         looked_at = self.seen_at
+
+        def is_seen() -> bool:
+            return self.seen_at >= looked_at
+
         while (left_s := max(0.0, self._quiet_at - trio.current_time())) > 0:
-            if left_s <= brief_s and self.seen_at >= looked_at:
+            if left_s <= brief_s and is_seen():
                 break
             await trio.sleep(min(left_s, _PAUSE_MAX_S))
-            looked_at = now = trio.current_time()
-            await self.ask(ticket, unless=lambda now=now: self.seen_at >= now)  # type: ignore[misc]
+            looked_at = trio.current_time()
+            await self.ask(ticket, unless=is_seen)
         for _ in range(_SLICES):
             await trio.sleep((_QUIESCE_S + left_s) / _SLICES)
 
