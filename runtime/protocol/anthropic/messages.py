@@ -28,8 +28,9 @@ from ..openai.generate import (
     TopP,
 )
 from ..openai.requests import (
+    SAMPLED,
     BodyRequest,
-    SampledRequest,
+    drawn,
     fitting_turns,
     stop_strings,
 )
@@ -159,10 +160,10 @@ class MessagesRequest(_Turned, frozen=True, kw_only=True):
     )
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
-        shared = SampledRequest(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        given = [getattr(self, name, None) for name in SAMPLED]
         return {
             **super().asked(context_tokens_max, sampling),
-            **shared.sampled(sampling),
+            **drawn(given, sampling),
             "max_tokens": self.max_tokens,
             "stop": stop_strings(self.stop_sequences, "stop_sequences"),
             "json_schema": _schema_of(self.output_config, self.output_format),

@@ -13,6 +13,7 @@ What this module does not do: the form of an answer (`forms.py`), answers (`answ
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import attrgetter
@@ -70,8 +71,8 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 _STOP_TOKENS_BYTES_MAX: Final = STOP_TOKENS_MAX * 64
 _UNBOUNDED: Final = -1
 """A `max_tokens` that bounds nothing, as llama.cpp's server has it."""
-_SAMPLED: Final = SamplingDefaults.__struct_fields__
-_sampled_values: Final = attrgetter(*_SAMPLED)
+SAMPLED: Final = SamplingDefaults.__struct_fields__
+_sampled_values: Final = attrgetter(*SAMPLED)
 _form_values: Final = attrgetter(*FORMS)
 _NO_FORMS: Final = (ABSENT,) * len(FORMS)
 _end_values: Final = attrgetter("stop", "stop_token_ids", "ignore_eos", "min_tokens")
@@ -135,9 +136,9 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         return GenerateRequest(model=model, **self.asked(context_tokens_max, sampling))
 
+    @abstractmethod
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
         """The arguments of `GenerateRequest` besides the model."""
-        raise NotImplementedError
 
     def to_choices(
         self, first: GenerateRequest, context_tokens_max: int, inputs_max: int
@@ -149,6 +150,19 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         del context_tokens_max, inputs_max
         return [first]
+
+
+def drawn(given: Iterable[Any], sampling: SamplingDefaults) -> dict[str, Any]:
+    """How tokens are drawn, as arguments of `GenerateRequest`: as `given`, by `SAMPLED`, or else by default."""
+    found: dict[str, Any] = {}
+    for name, said, default in zip(SAMPLED, given, _sampled_values(sampling), strict=True):
+        if said is not None:
+            found[name] = said
+        elif default is not None:
+            found[name] = default
+    if found.get("top_k") == -1:
+        found["top_k"] = 0
+    return found
 
 
 class SampledRequest(BodyRequest, frozen=True, kw_only=True):
@@ -170,16 +184,9 @@ class SampledRequest(BodyRequest, frozen=True, kw_only=True):
 
     def sampled(self, sampling: SamplingDefaults) -> dict[str, Any]:
         """What it says of an answer, as arguments of `GenerateRequest`: how tokens are drawn, end, form."""
-        found: dict[str, Any] = form_of(forms) if (forms := self.forms) else {}
-        for name, given, default in zip(
-            _SAMPLED, _sampled_values(self), _sampled_values(sampling), strict=True
-        ):
-            if given is not None:
-                found[name] = given
-            elif default is not None:
-                found[name] = default
-        if found.get("top_k") == -1:
-            found["top_k"] = 0
+        found = drawn(_sampled_values(self), sampling)
+        if forms := self.forms:
+            found |= form_of(forms)
         if self.seed is not None:
             found["seed"] = self.seed
         if _end_values(self) != _NO_ENDS:
