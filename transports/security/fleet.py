@@ -180,7 +180,11 @@ def fleet_certificate(
     certificate = _parsed("certificate_file", certificate_text)[0]
     authorities = _parsed("authority_file", authority_text)
     key = _key_of(key_text)
-    if certificate.public_key() != key.public_key():
+    try:
+        is_pair = certificate.public_key() == key.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        is_pair = False
+    if not is_pair:
         raise _fault("key_file", "is not the key of certificate_file; give both files of one")
     issuer = next((each for each in authorities if has_issued(each, certificate)), None)
     if issuer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from tests.transports.security.fleets import FleetOfTest, Step
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
-from tests.transports.security.test_signed import ONE, VALUE, value
+from tests.transports.security.test_signed import ED25519, ONE, VALUE, value
 from tests.transports.tcp.ends import eventually, options
 from tests.transports.tcp.test_greeting import NAME, between, flipping, greeted_by, listening
 from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig, load_config
@@ -79,6 +80,15 @@ def _ecdsa(_: FleetOfTest, section: SecurityTlsConfig) -> None:
     Path(section.key_file).write_bytes(key.private_bytes(serialization.Encoding.PEM, form, no))
 
 
+def _unknown_kind(_: FleetOfTest, section: SecurityTlsConfig) -> None:
+    """Of the three places that name Ed25519 the second is that of the key."""
+    assert section.certificate_file is not None
+    path = Path(section.certificate_file)
+    parts = ssl.PEM_cert_to_DER_cert(path.read_text()).split(ED25519)
+    other = ED25519.join(parts[:2]) + ED25519[:2] + b"\x27" + ED25519[3:] + ED25519.join(parts[2:])
+    path.write_text(ssl.DER_cert_to_PEM_cert(other))
+
+
 def _gone(_: FleetOfTest, section: SecurityTlsConfig) -> SecurityTlsConfig:
     return msgspec.structs.replace(section, authority_file="/none")
 
@@ -93,6 +103,7 @@ def _nothing(_: FleetOfTest, section: SecurityTlsConfig) -> None:
     [
         (_of_another, r"tls\.certificate_file: was issued by .* not in authority_file"),
         (_key_of_another, r"tls\.key_file: is not the key of certificate_file"),
+        (_unknown_kind, r"tls\.key_file: is not the key of certificate_file"),
         (_locked, r"tls\.key_file: the key is locked by a password"),
         (_ecdsa, r"tls\.key_file: is no Ed25519 key.*certs issue"),
         (_gone, r"security\.tls\.authority_file: /none: No such file"),
