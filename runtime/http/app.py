@@ -65,6 +65,8 @@ _OF_OPENAI: Final = tuple(
     )
 )
 """What other servers of this API have. Proxies that are told 404 put the model aside for everybody."""
+OUT: Final = frozenset(("draining", "unavailable"))
+"""Of what a process says at `/health`: in these states balancers are to ask another one."""
 
 
 def build_handlers(
@@ -105,13 +107,12 @@ def build_app(
 
     def check_health() -> HealthAnswer:
         # A plane that is away is no reason to take a frontend out: known workers are still asked.
-        status = status_of(manager, admission)
         facts = {
             "models": manager.models(),
             "in_flight": admission.in_flight,
             "waiting": admission.queue.length,
         }
-        return HealthAnswer(status == "ready", status, facts)
+        return HealthAnswer(admission.status(has_instance=manager.has_instance), facts)
 
     # When it is asked for: most frontends never are, and it takes some milliseconds.
     @cache
@@ -149,13 +150,6 @@ def handled_routes(handlers: Iterable[tuple[bytes, bytes]]) -> list[Route]:
     ]
 
 
-def status_of(manager: ModelManager, admission: Admission) -> str:
-    """A frontend's own state: `draining`, `ready`, or `unavailable` while nobody could answer."""
-    if admission.is_leaving:
-        return "draining"
-    return "ready" if manager.has_instance else "unavailable"
-
-
 def _telling(path: str, find: Callable[[Request], Any]) -> Route:
     """`GET` of what `find`, which must not wait, says."""
 
@@ -173,7 +167,7 @@ def _process_routes(
     async def health(_: Request) -> Response:
         found = check_health()
         return json_response(
-            {"status": found.status, **found.facts}, 200 if found.is_ready else 503
+            {"status": found.status, **found.facts}, 503 if found.status in OUT else 200
         )
 
     async def expose(_: Request) -> Response:
@@ -204,9 +198,8 @@ def operator_routes(view: Callable[[], FrontendView], targets: ScrapeTargets | N
 
 @attrs.frozen
 class HealthAnswer:
-    """What `/health` says: 200 if ready, else 503, with the status in a word and any facts."""
+    """What `/health` says: the status in a word, 503 if it is `OUT`, else 200, and any facts."""
 
-    is_ready: bool
     status: str
     facts: Mapping[str, Any] = attrs.field(factory=dict)
 

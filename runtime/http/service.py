@@ -25,7 +25,7 @@ from ..view.scraping import ScrapeTargets
 from .admission.admission import Admission, RateLimit
 from .admission.cors import Cors
 from .admission.keys import ApiKeys
-from .app import build_app, build_handlers, handled_routes, status_of
+from .app import build_app, build_handlers, handled_routes
 from .bodies import Bodies
 from .exchanges import Handler
 from .metrics import FrontendMetrics
@@ -101,8 +101,8 @@ class HttpService:
 
     @property
     def status(self) -> str:
-        """`draining`, `ready`, or `unavailable` while nobody could answer a request."""
-        return status_of(self._manager, self.admission)
+        """`draining`, `ready`, `waiting` or `unavailable`, as `Admission.status` says."""
+        return self.admission.status(has_instance=self._manager.has_instance)
 
     def view(self) -> FrontendView:
         """What it tells its clients of itself and of its cluster; does not wait."""

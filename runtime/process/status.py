@@ -46,12 +46,10 @@ async def open_worker_status(
 
     def check_health() -> HealthAnswer:
         state = runtime.registrar.state
-        draining = worker.is_draining
-        status = "draining" if draining else "ready" if state.lease_id else "unregistered"
+        registered = "ready" if state.lease_id else "unregistered"
         return HealthAnswer(
-            is_ready=not draining,
-            status=status,
-            facts={
+            "draining" if worker.is_draining else registered,
+            {
                 "instance_id": runtime.instance_id,
                 "active": worker.active_count,
                 "lease_id": f"{state.lease_id:x}",
@@ -84,7 +82,7 @@ async def open_frontend_status(
         own = facts() if dashboard is None else dashboard.facts()
         told = {**msgspec.to_builtins(own), **describe_planes(runtime)}
         status = told.pop("status")
-        return HealthAnswer(is_ready=status == "ready", status=status, facts=told)
+        return HealthAnswer(status, told)
 
     section = runtime.config.http
     # `trinamo up` gives its one frontend no other port.

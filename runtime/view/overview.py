@@ -89,7 +89,7 @@ class FrontendView(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend answers at `/status`."""
 
     status: str
-    """`ready`, `draining`, or `unavailable` without a live instance of any model."""
+    """`ready`; without a live instance of any model `waiting`, then `unavailable`; or `draining`."""
     in_flight: int
     """Requests of its clients that are being answered."""
     waiting: int = 0

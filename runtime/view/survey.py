@@ -312,8 +312,11 @@ def tell_frontends(survey: Survey) -> list[View]:
 
 def _tell_planes(survey: Survey, view: FrontendView, servers: Sequence[str], who: str) -> None:
     """What a frontend's own connections add to what we have found out; `servers` are those of NATS."""
-    if view.status == "unavailable":
-        survey.away.append(f"{who} knows no live instance: it answers every request with 503")
+    if view.status in ("waiting", "unavailable"):
+        survey.away.append(
+            f"{who} knows no live instance: requests wait for one for http.queue_timeout_s, if at"
+            " all, and are a 503 then"
+        )
     if view.cluster is None:
         return
     control, events = view.cluster.control, view.cluster.events

@@ -235,7 +235,7 @@ def test_probes_and_services_name_ports_and_paths_that_there_are(own: Path, tmp_
     env = RealEnv()
     metrics = FrontendMetrics(env)
     frontend = HttpService(config.http, env, metrics, Http()).app
-    worker = build_status_app(metrics, Traces(env.clock, 0), lambda: HealthAnswer(True, ""))
+    worker = build_status_app(metrics, Traces(env.clock, 0), lambda: HealthAnswer(""))
     for role, app, number in (
         ("frontend", frontend, config.http.port),
         ("worker", worker, config.worker.status_port),

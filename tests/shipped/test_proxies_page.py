@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +25,16 @@ pytestmark = [pytest.mark.others, pytest.mark.slow, pytest.mark.services]
 KEY: Final = "a-key-of-some-length"
 WORDS: Final = 5
 CHAT: Final = "/v1/chat/completions"
+CHECKS_S: Final = 5.0
+"""In which a proxy asks twice at least how a frontend is."""
 ENGINE: Final = """
+import time
+
 import trio
 from pathlib import Path
+
+while Path({gates!r}, "away").exists():
+    time.sleep(0.01)
 
 async def engine(request, context):
     for number in range({words}):
@@ -35,7 +46,10 @@ async def engine(request, context):
 
 @attrs.frozen
 class Site:
-    """A frontend whose engine waits for a gate before each word, and the certificate of its proxy."""
+    """A frontend whose engine waits for a gate before each word, and the certificate of its proxy.
+
+    Nor does a worker start while the gate `away` is there.
+    """
 
     running: RunningCluster
     gates: Path
@@ -66,7 +80,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     keys = root / "keys.txt"
     keys.write_text(f"me (operator): {KEY}\n")
     keys.chmod(0o600)
-    options = ("--engine", "./mine.py:engine", "--set", f"http.hosts={HOST}")
+    options = ("--engine", "./mine.py:engine", "--workers", "1", "--set", f"http.hosts={HOST}")
     with cluster(Place(root), *options, "--set", f"http.api_keys_file={keys}") as running:
         yield Site(running, gates, Authority.make(root / "certificates"))
 
@@ -97,13 +111,16 @@ def ask(number: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
+every_proxy = pytest.mark.parametrize(
     "proxy",
     [
         pytest.param(each, id=each.name, marks=each.need.unless(each.need.is_command()))
         for each in PROXIES
     ],
 )
+
+
+@every_proxy
 def test_a_proxy_passes_events_one_by_one_and_a_client_s_going(
     proxy: Proxy, site: Site, tmp_path: Path
 ) -> None:
@@ -137,3 +154,41 @@ def test_a_proxy_passes_events_one_by_one_and_a_client_s_going(
             wait_for(lambda: site.in_flight() == 1, 30, "a request")
             del lines
         wait_for(lambda: site.in_flight() == 0, 30, "the end of a request whose client has left")
+
+
+@every_proxy
+def test_a_request_waits_behind_a_proxy_until_a_worker_is_there_again(
+    proxy: Proxy, site: Site, tmp_path: Path
+) -> None:
+    """The only worker is killed, and away for several checks of the proxy."""
+    number = 100 * (1 + PROXIES.index(proxy)) + 50
+    for word in range(WORDS):
+        site.open_gate(number, word)
+
+    def chat(client: httpx.Client) -> httpx.Response:
+        with client.stream("POST", CHAT, **ask(number)) as answer:
+            answer.read()
+            return answer
+
+    with connections(proxy, site, tmp_path) as connect, connect() as client:
+        assert chat(client).status_code == 200
+        (site.gates / "away").touch()
+        try:
+            [worker] = [pid for pid, line in site.running.children.items() if " worker " in line]
+            os.kill(worker, signal.SIGKILL)
+            health = f"{site.running.url}/health"
+            wait_for(
+                lambda: "ready" not in httpx.get(health, trust_env=False).text, 30, "an outage"
+            )
+            time.sleep(CHECKS_S)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(chat, client)
+                wait_for(
+                    lambda: '"waiting":1' in httpx.get(health, trust_env=False).text, 20, "a wait"
+                )
+                (site.gates / "away").unlink()
+                answer = waiting.result(60)
+        finally:
+            (site.gates / "away").unlink(missing_ok=True)
+    assert answer.status_code == 200, answer.text
+    assert f"word{WORDS - 1}" in answer.text

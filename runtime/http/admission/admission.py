@@ -396,6 +396,25 @@ class Admission:
         self.is_leaving = False
         """Whether balancers should ask another frontend; this one still answers until it drains."""
         self.is_draining = False
+        self._waits_until = -math.inf
+        """When those who wait for somebody to come give up; infinity while somebody is there."""
+
+    def status(self, *, has_instance: bool) -> str:
+        """What a frontend says of itself, `has_instance` being whether a worker of a model is live.
+
+        `draining`; `ready`; `waiting` from when it is first asked for after the last worker went,
+        for as long as a request that came then would wait for another; then, and as long as none
+        was ever there, `unavailable`.
+        """
+        if self.is_leaving:
+            return "draining"
+        if has_instance:
+            self._waits_until = math.inf
+            return "ready"
+        now = trio.current_time()
+        if self._waits_until == math.inf:
+            self._waits_until = now + (self.queue.timeout_s if self.queue.length_max else 0)
+        return "waiting" if now < self._waits_until else "unavailable"
 
     @property
     def in_flight(self) -> int:

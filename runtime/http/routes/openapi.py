@@ -53,7 +53,7 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 class Health(msgspec.Struct):
     """A frontend's own state."""
 
-    status: Literal["ready", "unavailable", "draining"]
+    status: Literal["ready", "waiting", "unavailable", "draining"]
     models: list[str]
     in_flight: int
     waiting: int

@@ -177,6 +177,26 @@ async def test_health_is_ready_only_while_an_instance_is_live() -> None:
             await frontend.runtime.control.delete(card)
 
 
+async def test_a_frontend_whose_workers_are_away_is_in_for_as_long_as_requests_wait() -> None:
+    """Else balancers take out all frontends at once, and nobody is left with whom to wait."""
+    transports = OneProcess()
+    async with open_frontend(transports) as frontend:
+        queue = frontend.service.admission.queue
+        for length_max, timeout_s, told in (
+            (1000, 60.0, (200, "waiting")),
+            (1000, 0.0, (503, "unavailable")),
+            (0, 60.0, (503, "unavailable")),
+        ):
+            queue.length_max, queue.timeout_s = length_max, timeout_s
+            async with open_worker(transports):
+                await frontend.wait_models("m")
+                await frontend.until(lambda: frontend.service.status == "ready")
+            await frontend.until(lambda: frontend.service.status != "ready")
+            assert await frontend.health() == told
+        queue.length_max = 1000
+        assert await frontend.health() == (503, "unavailable")
+
+
 async def test_a_card_that_changes_leaves_the_default_and_opens_no_gap() -> None:
     """Of the worker that serves the default model, again and again, while requests are made."""
     transports = OneProcess()

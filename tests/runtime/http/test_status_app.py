@@ -18,7 +18,7 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
     metrics, traces = WorkerMetrics(env), Traces(env.clock, 10, instance="7")
     traces.begin("r-1").begin("worker", endpoint="a/b/c").finish()
     metrics.counts("lease_state", "The lease", "state", may_fall=True).tally("granted").value = 1
-    health = HealthAnswer(is_ready=True, status="ready", facts={"instance": "7"})
+    health = HealthAnswer("ready", {"instance": "7"})
     app = build_status_app(metrics, traces, lambda: health)
     server = Server(app, HttpConfig(port=0), metrics=metrics, rng=env.rng)
     async with trio.open_nursery() as nursery:
@@ -35,7 +35,7 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
                 "outcome": "success",
             }
             assert (await http.get("/traces/other")).json()["traces"] == []
-            health = HealthAnswer(is_ready=False, status="draining")
+            health = HealthAnswer("draining")
             answer = await http.get("/health")
             assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
             assert (await http.get("/v1/models")).json()["error"]["code"] == "path_not_found"

@@ -76,9 +76,7 @@ async def test_a_name_from_the_configuration_is_allowed(serve: Any) -> None:
 
 async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     metrics = WorkerMetrics(RealEnv())
-    app = build_status_app(
-        metrics, Traces(metrics.clock, 0), lambda: HealthAnswer(is_ready=True, status="ready")
-    )
+    app = build_status_app(metrics, Traces(metrics.clock, 0), lambda: HealthAnswer("ready"))
     server = Server(app, HttpConfig(port=0), metrics=metrics, rng=RealEnv().rng)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
