@@ -34,7 +34,7 @@ from ..protocol.openai.requests import CONTEXT_TOKENS_MAX, BodyRequest
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
-from .bodies import Body, party_of
+from .bodies import Body
 from .choices import ChoicesSink, answer_choices
 from .endpoints import EndpointKind, MakesAnswer
 from .exchanges import (
@@ -49,6 +49,7 @@ from .exchanges import (
 )
 from .metrics import SENT_BACK, RequestRecord
 from .models.models import Engine, ModelAwayError, ModelManager, RoutedEngine
+from .shares import party_of
 from .status import ErrorAnswer, answer_error
 from .streaming import (
     AnswerDelivery,

@@ -35,7 +35,8 @@ from .bridge import GrpcChannel, open_channel, parse_endpoints, resolve
 from .client import Credentials, EtcdClient, lease_seconds
 from .keeping import LeaseKeeper
 from .rpc import NO_SPACE, SPACE_REMEDY
-from .watching import WatchKeeper, WatchReader, WatchTable, entry_of, prefix_range
+from .watches import WatchTable, entry_of, prefix_range
+from .watching import WatchKeeper, WatchReader
 
 # etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
 VALUE_BYTES_MAX: Final = 1 << 20

@@ -17,8 +17,8 @@ import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.config.keys import LOOPBACK_NAMES, address_of, is_loopback
-from trinamo.runtime.http.bodies import Budget
 from trinamo.runtime.http.exchanges import Handler, HttpExchange
+from trinamo.runtime.http.shares import Budget
 from trinamo.runtime.http.status import answer_error
 from trinamo.runtime.http.transport import AsgiApp
 from trinamo.transports.sockets.wire import (

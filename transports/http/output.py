@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from trinamo.runtime.config.http import HttpConfig
-from trinamo.runtime.http.bodies import Budget, party_of
+from trinamo.runtime.http.shares import Budget, party_of
 from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, peer_of
 

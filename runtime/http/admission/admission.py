@@ -3,7 +3,7 @@
 Every inference request is a child context of one root, so that a shutdown reaches all of them.
 
 A request waits while `requests_max` are in flight, while nobody who serves its model is there, and
-while every worker of it is busy or has refused one more. Places go round the parties (`bodies.py`),
+while every worker of it is busy or has refused one more. Places go round the parties (`shares.py`),
 and to the requests of one party for one model in the order of arrival; nobody waits behind somebody
 whose model lets nobody in. A line is not let in at once: one goes first, and each that a worker
 takes lets two more follow, until a worker refuses one, which then stands first again.
@@ -64,7 +64,7 @@ class Ticket:
 
     request_id: str
     party: str
-    """Whose it is: see `bodies.py`."""
+    """Whose it is: see `shares.py`."""
     number: int = 0
     """Which one it was of those that came."""
     has_arrived: bool = False

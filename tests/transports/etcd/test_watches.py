@@ -9,7 +9,7 @@ import pytest
 from trinamo.runtime.errors import ControlPlaneError
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import wire_pb2 as wire
-from trinamo.transports.etcd.watching import Watch, WatchPhase, WatchTable, entry_of, prefix_range
+from trinamo.transports.etcd.watches import Watch, WatchPhase, WatchTable, entry_of, prefix_range
 
 Sent = tuple[str, int, int]
 

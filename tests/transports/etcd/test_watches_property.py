@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from trinamo.runtime.planes import Delete, Entry, Put, Resync, Snapshot
 from trinamo.transports.etcd import wire_pb2 as wire
-from trinamo.transports.etcd.watching import Watch, WatchPhase, WatchTable, entry_of
+from trinamo.transports.etcd.watches import Watch, WatchPhase, WatchTable, entry_of
 
 PENDING_MAX = 5
 KEYS = st.sampled_from(["p/1", "p/2", "q/1"])

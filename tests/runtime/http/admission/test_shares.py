@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from trinamo.runtime.http.bodies import Budget
+from trinamo.runtime.http.shares import Budget
 
 
 @attrs.define(eq=False)
