@@ -39,7 +39,10 @@ from ..output import WiredConnection
 from ..refusals import HEADERS_MAX, TOO_MANY
 
 STREAMS_PER_CONNECTION: Final = 10_000
-"""After so many a connection takes no more and ends: what a peer's history costs is bounded."""
+"""After so many a connection is old, so that a neighbour that was started later gets its part."""
+OLD_IDLE_S: Final = 0.5
+"""How long an old one stands idle. Who asks again and again does so sooner: at a GOAWAY some clients give up
+all their requests, those included that they are about to send."""
 CONNECTION_WINDOW_BYTES: Final = 1 << 18
 READ_BYTES: Final = 1 << 12
 """Some hundred frames at most, so that one client's frames do not hold up the others."""
@@ -312,8 +315,6 @@ class Http2Connection(WiredConnection):
         self._streams[stream_id] = stream
         self._watch_idle()
         self._taken += 1
-        if self._taken == STREAMS_PER_CONNECTION:
-            self.close_when_idle()
         self._on_phase(self)
         assert self.output.nursery is not None
         self.output.nursery.start_soon(self._run, stream)
@@ -346,9 +347,13 @@ class Http2Connection(WiredConnection):
 
     def _watch_idle(self) -> None:
         """Without a stream, wait for a bounded time; not at all, if none may come."""
-        waits = (
-            math.inf if self._streams else 0.0 if self._is_leaving else self._config.keep_alive_s
-        )
+        waits = self._config.keep_alive_s
+        if self._streams:
+            waits = math.inf
+        elif self._is_leaving:
+            waits = 0.0
+        elif self._taken >= STREAMS_PER_CONNECTION:
+            waits = min(waits, OLD_IDLE_S)
         self._idle.deadline = trio.current_time() + waits
 
     # --- what streams ask: see `Carrier` ----------------------------------------------------------

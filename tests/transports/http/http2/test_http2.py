@@ -19,6 +19,7 @@ from tests.transports.http.http2.client import closing, connect
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.transports.http.connections import LINGER_MAX_S, LINGER_S
+from trinamo.transports.http.http2 import connection
 
 pytestmark = with_tls
 
@@ -248,6 +249,32 @@ async def test_an_idle_connection_is_ended_with_words(serve: Any) -> None:
         await client.until(lambda: client.goaway is not None)
         assert client.goaway == 0
         await client.until(lambda: False)
+    await running.wait_quiet()
+
+
+async def test_a_busy_client_loses_no_request_over_the_end_of_a_connection(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx gives up all streams of a connection at a GOAWAY: it comes when there is none."""
+    monkeypatch.setattr(connection, "STREAMS_PER_CONNECTION", 10)
+    running = await serve()
+    statuses: list[int] = []
+    async with running.client(http2=True) as client:
+
+        async def ask_on() -> None:
+            for _ in range(10):
+                answer = await client.post("/v1/chat/completions", json=CHAT)
+                statuses.append(answer.status_code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask_on)
+    assert statuses == [200] * 50
+    with closing(await connect(running)) as raw:
+        await raw.start()
+        for _ in range(10):
+            assert (await raw.answer(await raw.ask("/live"))).status == 200
+        await raw.until(lambda: raw.goaway is not None)
     await running.wait_quiet()
 
 
