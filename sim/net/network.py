@@ -122,17 +122,14 @@ class Network(Names):
 
     def _between(self, a: str, b: str) -> list[Connection]:
         """The living connections whose two hosts match the two patterns, either way round."""
-        return [
-            connection
-            for connection in self.connections
-            if any(
-                fnmatchcase(connection.client.host.name, x)
-                and fnmatchcase(connection.server.host.name, y)
-                for x, y in ((a, b), (b, a))
-            )
-            and connection.client.is_connected
-            and not connection.is_over
-        ]
+        names = self.world.host_names
+        xs, ys = ({name for name in names if fnmatchcase(name, each)} for each in (a, b))
+        found = []
+        for connection in self.connections:
+            client, server = connection.client.host.name, connection.server.host.name
+            if (client in xs and server in ys) or (client in ys and server in xs):
+                found.append(connection)
+        return [each for each in found if each.client.is_connected and not each.is_over]
 
     def _unheard(self) -> Iterator[str]:
         for what, source in self.unanswered.items():
