@@ -195,7 +195,6 @@ class _Decoding(Sink[bytes]):
     __slots__ = ("_decode", "_sink")
 
     def __init__(self, decode: Callable[[bytes], Any], sink: Sink[Any]) -> None:
-        super().__init__()
         self._decode, self._sink = decode, sink
 
     def on_room(self, listener: Callable[[], None]) -> None:

@@ -16,6 +16,35 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/caller/test_client.py",
         "tests/runtime/caller/test_waits.py",
     ),
+    "runtime/caller/attempts.py": (
+        "tests/runtime/caller/test_streams.py",
+        "tests/runtime/caller/test_client.py",
+        "tests/runtime/caller/test_waits.py",
+        "tests/runtime/caller/test_exchange.py",
+    ),
+    "runtime/caller/migration.py": ("tests/runtime/caller/migration/test_*.py",),
+    "runtime/caller/search.py": (
+        "tests/runtime/caller/migration/test_search.py",
+        "tests/runtime/caller/test_client.py",
+        "tests/runtime/caller/test_waits.py",
+    ),
+    "runtime/http/admission/admission.py": (
+        "properties/http/test_admission_queue.py",
+        "tests/runtime/http/admission/test_waiting.py",
+        "tests/runtime/http/admission/test_rate.py",
+        "tests/runtime/http/models/test_shedding.py",
+        "tests/runtime/http/test_shutdown.py",
+    ),
+    "runtime/http/streaming.py": (
+        "tests/runtime/http/test_streaming.py",
+        "tests/runtime/http/test_chat.py",
+        "tests/runtime/http/test_choices.py",
+    ),
+    "runtime/kv/transfer/settlement.py": (
+        "tests/runtime/kv/transfer/test_transfer_router.py",
+        "tests/runtime/kv/transfer/test_grants.py",
+        "properties/blocks/test_settled_by_proof.py",
+    ),
     "runtime/queues/consumer.py": ("tests/runtime/queues/test_consumer.py",),
     "runtime/context.py": ("tests/runtime/test_context.py",),
     "runtime/engines/loop/host.py": ("tests/runtime/engines/loop/test_host.py",),
@@ -103,6 +132,15 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/transports/tcp/transfer/test_sealed.py",
     ),
     "transports/tcp/accepting.py": ("tests/transports/tcp/test_accepting.py",),
+    **dict.fromkeys(
+        (
+            "transports/tcp/streams/channel.py",
+            "transports/tcp/streams/link.py",
+            "transports/tcp/streams/linked.py",
+            "transports/tcp/streams/registrations.py",
+        ),
+        ("tests/transports/tcp/streams/test_*.py", "tests/transports/tcp/test_one_link.py"),
+    ),
     "transports/tcp/unfinished.py": (
         "tests/transports/tcp/test_unfinished.py",
         "properties/protocols/test_unfinished_budget.py",

@@ -69,7 +69,7 @@ class Driver(ABC):
 
     @abstractmethod
     def broken(self, error: RemoteProtocolError) -> None:
-        """The peer broke the protocol, of this stream or of its link."""
+        """The peer broke the protocol, of this stream or of its link: hang up."""
 
 
 class LinkLane:
@@ -539,13 +539,11 @@ class Link:
                 lane.grant(what.given_bytes)
             elif isinstance(what, RemoteProtocolError):
                 driver.broken(what)
-                lane.hang_up()
             else:
                 assert not isinstance(what, (Opening, LinkMessage, list))
                 driver.receive(what)
         except RemoteProtocolError as error:
             driver.broken(error)
-            lane.hang_up()
 
     def _take(self, message: LinkMessage) -> None:
         if message.kind is not self._takes or self._taken is None:

@@ -109,6 +109,26 @@ async def test_in_the_end_nobody_is_there(autojump_clock: MockClock) -> None:
         await search(router()).choose()
 
 
+async def test_the_one_that_is_asked_for_by_name_is_asked_once() -> None:
+    seeking = search(router("1", "2"), instance_id="2")
+    found = await seeking.choose()
+    assert found.id == "2"
+    with pytest.raises(DisconnectedError):
+        seeking.fail(found, DisconnectedError("its link broke"))
+
+
+async def test_nobody_is_asked_after_two_that_fell_silent_over_a_request() -> None:
+    context = Context("r")
+    seeking = search(router("1", "2", "3", "4"), context=context, attempts_max=4)
+    silent = DisconnectedError("it said nothing")
+    context.silence_count = 1
+    seeking.fail(await seeking.choose(), silent)
+    context.silence_count = 2
+    second = await seeking.choose()
+    with pytest.raises(DisconnectedError):
+        seeking.fail(second, silent)
+
+
 @pytest.mark.parametrize("error", [OverloadedError("full"), UpstreamError("500")])
 async def test_who_was_there_and_said_no_is_not_waited_for(
     autojump_clock: MockClock, error: Any

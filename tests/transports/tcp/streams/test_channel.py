@@ -159,14 +159,19 @@ async def test_a_sink_that_fails_at_what_waited_drops_its_stream(nursery: trio.N
 
 
 async def test_what_waited_for_a_sink_that_was_left_can_be_iterated() -> None:
+    """And no room is given back for it before that."""
     stream, sink = Stream(), Collecting(has_room=False)
+    first, second, third = (each * 300 for each in (b"1", b"2", b"3"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.channel.forward, sink)
         await trio.testing.wait_all_tasks_blocked()
-        stream.channel.extend([b"1"])
-        stream.channel.extend([b"2"])
+        stream.channel.extend([first])
+        stream.channel.extend([second])
         nursery.cancel_scope.cancel()
-    stream.channel.extend([b"3"])
+    assert stream.channel.buffered_bytes == 300
+    assert stream.given_bytes == 0, "what was taken is less than half a window"
+    stream.channel.extend([third])
     stream.complete()
-    assert await collect(stream.channel) == ([b"2", b"3"], None)
-    assert sink.items == [b"1"]
+    assert await collect(stream.channel) == ([second, third], None)
+    assert sink.items == [first]
+    assert stream.given_bytes == 600
