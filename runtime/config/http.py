@@ -246,8 +246,12 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     keep_alive_s: Annotated[
-        Seconds, about("For the next request's head on an idle connection.")
-    ] = 60.0
+        Seconds,
+        about(
+            "For the next request's head on an idle connection; longer than a balancer in front keeps"
+            " one, which is 60 s for most, so that none is closed as its next request comes."
+        ),
+    ] = 75.0
     write_timeout_s: Annotated[
         Seconds,
         about(
