@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import trio
 import trio.testing
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
@@ -232,6 +232,22 @@ class House:
             assert free_s <= LOOK_INTERVAL_S + 2 * WATCH_S
 
 
+def plan(comes_s: float, takes_s: float = 1 / 8) -> Plan:
+    """A request of one party for one engine, whose client has patience."""
+    return Plan(comes_s, 0, 0, takes_s, math.inf, math.inf, math.inf)
+
+
+REFUSED: dict[str, Any] = {
+    "busy": [],
+    "drains_s": math.inf,
+    "requests_max": 3,
+    "queue_max": 6,
+    "timeout_s": 5.0,
+    "places": 1,
+}
+"""The only worker takes one, and those that wait are tried, refused, and stand where they stood."""
+
+
 @given(
     wanted=plans,
     busy=busy_times,
@@ -241,6 +257,8 @@ class House:
     timeout_s=ticks.map(lambda s: s + 1 / 8),
     places=st.integers(1, 4),
 )
+@example(**REFUSED, wanted=[plan(0, 1), plan(1 / 8), plan(1 / 4)])
+@example(**REFUSED, wanted=[plan(0, 5 / 4), plan(1 / 8), plan(1 / 4)])
 def test_every_request_ends_once_in_order_and_leaves_nothing(
     wanted: list[Plan],
     busy: list[tuple[float, int, bool]],

@@ -37,6 +37,8 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runtime/http/streaming.py": (
         "tests/runtime/http/test_streaming.py",
+        "tests/runtime/http/dialects/test_*.py",
+        "tests/attack/test_lengths.py",
         "tests/runtime/http/test_chat.py",
         "tests/runtime/http/test_choices.py",
     ),

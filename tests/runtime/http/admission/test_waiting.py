@@ -116,6 +116,7 @@ async def test_requests_wait_in_the_order_in_which_they_came(hold: Any) -> None:
             assert (await held.response(name)).status_code == 200
         assert held.asked == ["first", "second", "third"]
         assert held.running.value("request_wait_seconds_count") == 2
+        assert 0 < held.running.value("request_wait_seconds_sum") < trio.current_time()
 
 
 @on_every_server
