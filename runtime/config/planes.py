@@ -342,7 +342,10 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     ] = 1 << 21
     checksum: Annotated[
         Literal["auto", "crc32", "none"],
-        about("Over TCP, of every block. `auto`: the best that both ends have."),
+        about(
+            "Over TCP, of every block. `auto`: the best that both ends have; with a secret the tags that"
+            " sealed blocks have anyway."
+        ),
     ] = "auto"
     timeout_s: Annotated[
         Seconds, about("Of one transfer or grant of blocks, where its caller says nothing.")

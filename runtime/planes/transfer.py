@@ -65,7 +65,7 @@ class TransferReport:
     byte_count: int
     duration_s: float
     is_verified: bool
-    """Whether a checksum of every block was compared."""
+    """Whether a checksum of every block was compared, or the tag of all that went sealed."""
 
 
 def _own(blocks: Sequence[int]) -> Sequence[int]:

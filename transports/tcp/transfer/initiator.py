@@ -38,6 +38,7 @@ from trinamo.transports.sockets.wire import Wire
 
 from .link import TransferLink
 from .memory import NO_CHECKSUM, BlockFlow
+from .sealed import PieceBuffers
 
 
 class TransferRequest:
@@ -66,8 +67,8 @@ class TransferRequest:
 
 
 class InitiatorLink(TransferLink):
-    def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
-        super().__init__(wire, slice_bytes=slice_bytes)
+    def __init__(self, wire: Wire, buffers: PieceBuffers, *, slice_bytes: int) -> None:
+        super().__init__(wire, buffers, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
         self._exchanges: dict[int, TransferRequest] = {}

@@ -41,7 +41,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 from trinamo.transports.sockets.wire import Wire, send_all
 
 from .memory import SLICE_RUNS_MAX, BlockFlow
-from .sealed import SealedSocket
+from .sealed import PieceBuffers, SealedSocket
 
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
 
@@ -97,10 +97,10 @@ class TransferLink:
     talks nonsense; after either the stream is of no more use.
     """
 
-    def __init__(self, wire: Wire, *, slice_bytes: int) -> None:
+    def __init__(self, wire: Wire, buffers: PieceBuffers, *, slice_bytes: int) -> None:
         self.receiving: dict[int, BlockFlow] = {}
         self._wire = wire
-        self.sealed = None if wire.seal is None else SealedSocket(wire)
+        self.sealed = None if wire.seal is None else SealedSocket(wire, buffers)
         self._socket = self.sealed or wire.socket
         self.slice_bytes = slice_bytes
         self._messages: deque[bytes] = deque()

@@ -47,11 +47,13 @@ ChecksumChoice = Literal["auto", "crc32", "none"]
 @attrs.frozen
 class Checksum:
     name: str
-    of: Callable[[Buffer], int]
-    """The sum of some bytes; less than 2**64."""
+    of: Callable[[Buffer], int] | None = None
+    """The sum of some bytes; less than 2**64. None where blocks are not summed."""
 
 
-NO_CHECKSUM: Final = Checksum("none", lambda _: 0)
+NO_CHECKSUM: Final = Checksum("none")
+_TAGS: Final = Checksum("aead")
+"""Those of the pieces that blocks go in, where the stream is sealed; see `sealed.py`."""
 _CRC32: Final = Checksum("crc32", zlib.crc32)
 
 
@@ -67,17 +69,17 @@ def _xxh3() -> Checksum | None:
         return None
 
 
-def offered(choice: ChecksumChoice) -> dict[str, Checksum]:
-    """What this end can compute under `choice`, best first."""
+def offered(choice: ChecksumChoice, *, is_sealed: bool = False) -> dict[str, Checksum]:
+    """What this end can check blocks by under `choice`, best first."""
     if choice == "none":
         return {"none": NO_CHECKSUM}
-    found = [_CRC32] if choice == "crc32" else [_xxh3(), _CRC32]
+    found = [_CRC32] if choice == "crc32" else [_TAGS if is_sealed else None, _xxh3(), _CRC32]
     return {each.name: each for each in found if each is not None}
 
 
-def choose(theirs: list[str], choice: ChecksumChoice) -> Checksum:
-    """The first of the peer's that we can compute too; `RefusedError` if there is none."""
-    ours = offered(choice)
+def choose(theirs: list[str], choice: ChecksumChoice, *, is_sealed: bool = False) -> Checksum:
+    """The first of the peer's that we know too; `RefusedError` if there is none."""
+    ours = offered(choice, is_sealed=is_sealed)
     for name in theirs:
         if name in ours:
             return ours[name]
@@ -218,8 +220,7 @@ class BlockFlow:
             whole = views[0]
             views[0] = whole[count:]
             whole.release()
-        if self.checksum is not NO_CHECKSUM:
-            self._sum_until(self._moved)
+        self._sum_until(self._moved)
 
     # --- slices --------------------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class BlockFlow:
         on the way, one taken later would read all memory again.
         """
         self.check_live()
-        if self.checksum is NO_CHECKSUM:
+        if self.checksum.of is None:
             return b""
         whole = self.pending * self.region.block_bytes
         for end in range(self._moved + STRETCH_BYTES, whole, STRETCH_BYTES):
@@ -298,8 +299,10 @@ class BlockFlow:
 
     def _sum_until(self, end: int) -> None:
         """Sum the stretches that lie within the first `end` bytes of the slice."""
-        region, size = self.region, self.region.block_bytes
-        of, sums, stretches = self.checksum.of, self._sums, self._stretch_count
+        of, sums = self.checksum.of, self._sums
+        if of is None:
+            return
+        region, size, stretches = self.region, self.region.block_bytes, self._stretch_count
         if stretches == 1:
             for block in self.blocks[self.position + len(sums) : self.position + end // size]:
                 sums.append(of(region.block(block)))

@@ -50,7 +50,7 @@ from ..sockets import TcpOptions, dial, format_address, open_listener
 from .initiator import InitiatorLink, PeerStream, TcpRemote
 from .link import TransferLink, serve
 from .memory import NO_CHECKSUM, ChecksumChoice, TcpRegion, choose, offered
-from .sealed import PIECE_KEY_BYTES
+from .sealed import PIECE_KEY_BYTES, PieceBuffers
 from .target import RefusalBucket, TargetLink
 
 _log = logging.getLogger("trinamo.tcp")
@@ -87,6 +87,7 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
         self.outlives_us = False
         """Whether the port stays open until the process ends; see `open_transfer_plane`."""
         self._refusals = RefusalBucket()
+        self._buffers = PieceBuffers()
         self._env, self._nursery = env, nursery
         self._peers: dict[str, PeerStream] = {}
 
@@ -151,7 +152,7 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
             try:
                 reached = format_address(*wire.socket.getpeername()[:2])
                 greeted, _ = await greet(wire, address, options, self._env, Purpose.TRANSFERS)
-                link = TransferLink(greeted, slice_bytes=1)
+                link = TransferLink(greeted, self._buffers, slice_bytes=1)
                 await link.send_now(Inquiry(_INQUIRY_VERSION, incarnation, ticket))
                 said = await link.read_now()
             except (RemoteProtocolError, ImpostorError):
@@ -196,14 +197,14 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
         with closing(wire.socket):
             if name != incarnation:
                 raise StaleMemoryError(f"{address} is another process now")
-            link = InitiatorLink(wire, slice_bytes=self.options.slice_bytes)
+            link = InitiatorLink(wire, self._buffers, slice_bytes=self.options.slice_bytes)
             async with _bounded(self.options.tcp.handshake_timeout_s):
                 await self._greet(link, incarnation)
             take(link)
             await serve(link)
 
     async def _greet(self, link: InitiatorLink, incarnation: str) -> None:
-        ours = offered(self.options.checksum)
+        ours = offered(self.options.checksum, is_sealed=link.sealed is not None)
         key = self._key(link)
         await link.send_now(Hello(_VERSION, incarnation, list(ours), key))
         answer = await link.read_now()
@@ -219,7 +220,11 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
         """Serve one connection of a peer, which has greeted, to its end; raises nothing."""
         try:
             link = TargetLink(
-                wire, self.region, self._refusals, slice_bytes=self.options.slice_bytes
+                wire,
+                self._buffers,
+                self.region,
+                self._refusals,
+                slice_bytes=self.options.slice_bytes,
             )
             try:
                 async with _bounded(self.options.tcp.handshake_timeout_s):
@@ -250,7 +255,9 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
             if hello.wanted != self.incarnation:
                 # Who we are is for those who know it already.
                 raise StaleMemoryError(f"{self.address} is another process now")  # noqa: TRY301
-            link.checksum = choose(hello.checksums, self.options.checksum)
+            link.checksum = choose(
+                hello.checksums, self.options.checksum, is_sealed=link.sealed is not None
+            )
         except (StaleMemoryError, RefusedError) as error:
             await link.send_now(TransferFailed(0, error.code, error.message, error.definite))
             raise

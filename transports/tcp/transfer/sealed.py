@@ -2,8 +2,8 @@
 
 TLS carries the handshake, in which both ends tell a random key for what they send from then on. What
 follows are pieces: TLS cuts what it seals into records of 16 KiB, and its library copies each several
-times, where a piece is sealed from the registered memory itself. It is opened into a buffer that it is
-copied out of: nothing of a piece that failed its check reaches the memory. A piece is
+times. A piece is sealed from the registered memory itself, or, of smaller blocks, from a copy of as many as fit it.
+It is opened into a buffer that it is copied out of: nothing of a piece that failed its check reaches the memory. A piece is
 
     bytes of the rest (4) | AES-256-GCM of some bytes, with its tag
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import socket as stdlib_socket
 import struct
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import Any, Final
 
 import trio
@@ -71,22 +71,38 @@ class PieceKey:
 
 
 PIECE_BYTES: Final = 1 << 18
-"""Sealed, or opened, without the loop's turn: some 0.1 ms."""
-_LOW_WATER_BYTES: Final = 1 << 17
-_ALONE_BYTES: Final = 1 << 13
-"""What is smaller is copied into one piece with what follows it."""
-_PIECES_MAX: Final = 2 + 2 * PIECE_BYTES // _ALONE_BYTES
+"""As many blocks as fit go in one; so much is sealed and sent while the cache holds it."""
+_TURN_BYTES: Final = 1 << 20
+"""Sealed, or opened, without the loop's turn: some 0.2 ms."""
+_LOW_WATER_BYTES: Final = 1 << 18
+_BUFFER_BYTES: Final = _TURN_BYTES + 2 * (PIECE_BYTES + PIECE_GROWTH)
+_BUFFERS_MAX: Final = 8
+_NOTHING: Final = memoryview(b"")
+
+
+class PieceBuffers:
+    """What pieces are sealed and opened in: used again by whichever stream is busy next."""
+
+    def __init__(self) -> None:
+        self._spare: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        return self._spare.pop() if self._spare else memoryview(bytearray(_BUFFER_BYTES))
+
+    def give_back(self, buffer: memoryview) -> None:
+        if len(self._spare) < _BUFFERS_MAX:
+            self._spare.append(buffer)
 
 
 class SealedSocket:
     """Those of trio's methods that `TransferLink` calls, with their meaning."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, buffers: PieceBuffers) -> None:
         assert wire.seal is not None
         self.seal = wire.seal
         """What makes of a message what to send."""
-        self._wire = wire
-        self._opened = memoryview(b"")
+        self._wire, self._buffers = wire, buffers
+        self._opened = _NOTHING
         self._sending: PieceKey
         self._receiving: PieceKey | None = None
 
@@ -99,37 +115,38 @@ class SealedSocket:
             raise RemoteProtocolError("the peer did not change to pieces as it should")
         self._sending, self._receiving = PieceKey(sending), PieceKey(receiving)
         self.seal = self._seal
-        self._out = memoryview(bytearray(PIECE_BYTES + _PIECES_MAX * PIECE_GROWTH))
-        self._in = memoryview(bytearray(2 * (PIECE_BYTES + PIECE_GROWTH)))
+        self._held = self._clear = self._in = _NOTHING
         self._start = self._end = 0
+        self._missing = PIECE_LENGTH.size
         self._low_water = 1
-        self._clear = memoryview(bytearray(PIECE_BYTES))
 
     def _seal(self, data: bytes | memoryview) -> bytes:
-        pieces = []
+        pieces = bytearray(len(data) + PIECE_GROWTH * -(-len(data) // PIECE_BYTES))
+        end = 0
         for at in range(0, len(data), PIECE_BYTES):
-            size = self._sending.seal_into(data[at : at + PIECE_BYTES], self._out)
-            pieces.append(bytes(self._out[:size]))
-        return b"".join(pieces)
+            part = data[at : at + PIECE_BYTES]
+            end += self._sending.seal_into(part, memoryview(pieces)[end:])
+        return bytes(pieces)
 
     async def sendmsg(self, buffers: Iterable[Buffer]) -> int:
         """Send some of the first bytes; how many. Once it returns, or is cancelled, none is read any more."""
         await trio.lowlevel.checkpoint()
-        left, views = PIECE_BYTES, []
-        for buffer in buffers:
+        held = self._buffers.take()
+        out, count, end, sent = held[PIECE_BYTES:], 0, 0, 0
+        try:
             # A view that was released meanwhile is an error here: what was sealed must be sent.
-            views.append(memoryview(buffer)[:left])
-            left -= views[-1].nbytes
-            if not left:
-                break
-        end = 0
-        for is_small, group in groupby(filter(len, views), lambda view: view.nbytes < _ALONE_BYTES):
-            for data in [b"".join(group)] if is_small else group:
-                end += self._sending.seal_into(data, self._out[end:])
-        for view in views:
-            view.release()
-        await send_all(self._wire, self._out[:end])
-        return PIECE_BYTES - left
+            with closing(_parts(buffers, held[:PIECE_BYTES])) as parts:
+                for part in parts:
+                    end = self._sending.seal_into(part, out)
+                    count += part.nbytes
+                    part.release()
+                    sent = self._wire.send(out[:end])
+                    if sent < end or count >= _TURN_BYTES:
+                        break
+            await send_all(self._wire, out[sent:end])
+        finally:
+            self._buffers.give_back(held)
+        return count
 
     async def send(self, data: Buffer) -> int:
         """As `sendmsg`."""
@@ -141,12 +158,13 @@ class SealedSocket:
             await self._open_next()
         count = 0
         for view in views:
-            piece = self._opened[: view.nbytes]
-            view[: piece.nbytes] = piece
-            self._opened = self._opened[piece.nbytes :]
-            count += piece.nbytes
-            if not self._opened:
-                break
+            at = 0
+            while self._opened and at < view.nbytes:
+                part = self._opened[: view.nbytes - at]
+                view[at : at + part.nbytes] = part
+                at += part.nbytes
+                self._opened = self._opened[part.nbytes :] or self._next_opened()
+            count += at
         return count, [], 0, None
 
     async def recv(self, bytes_max: int) -> bytes:
@@ -165,34 +183,81 @@ class SealedSocket:
         if self._receiving is None:
             self._opened = memoryview(await self._wire.receive(PIECE_BYTES))
             return
-        if not await self._holds(PIECE_LENGTH.size):
-            return
+        while not self._opened:
+            if not await self._receive():
+                return
+            self._opened = self._next_opened()
+
+    def _next_opened(self) -> memoryview:
+        """What the next piece holds, if it is there to its end; else nothing."""
+        if self._receiving is None:
+            return _NOTHING
+        held, self._missing = self._end - self._start, PIECE_LENGTH.size
+        if held < PIECE_LENGTH.size:
+            return _NOTHING
         (size,) = PIECE_LENGTH.unpack_from(self._in, self._start)
         if not PIECE_TAG_BYTES < size <= PIECE_BYTES + PIECE_TAG_BYTES:
             raise RemoteProtocolError(f"a piece of {size} bytes; up to {PIECE_BYTES} are taken")
-        if not await self._holds(PIECE_LENGTH.size + size):
-            return
-        sealed = self._in[self._start + PIECE_LENGTH.size :][:size]
-        self._start += PIECE_LENGTH.size + size
-        count = self._receiving.open_into(sealed, self._clear)
-        self._opened = self._clear[:count]
+        self._missing = PIECE_LENGTH.size + size
+        if held < self._missing:
+            return _NOTHING
+        sealed = self._in[self._start :][PIECE_LENGTH.size : self._missing]
+        self._start += self._missing
+        return self._clear[: self._receiving.open_into(sealed, self._clear)]
 
-    async def _holds(self, count: int) -> bool:
-        """Whether so much is there, once it is; False if the stream ends before."""
-        while self._end - self._start < count:
-            if self._start + count > self._in.nbytes:
-                held = bytes(self._in[self._start : self._end])
-                self._in[: len(held)] = held
-                self._start, self._end = 0, len(held)
-            # Woken up for what is missing of a piece, not for every segment.
-            low_water = min(count - (self._end - self._start), _LOW_WATER_BYTES)
-            if low_water != self._low_water:
-                self._low_water = low_water
-                self._wire.socket.setsockopt(
-                    stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, low_water
-                )
-            received = await self._wire.socket.recv_into(self._in[self._end :])
-            if not received:
-                return False
-            self._end += received
-        return True
+    async def _receive(self) -> bool:
+        """Wait for what is missing of the next piece; False if the stream ends before."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            self._missing = PIECE_LENGTH.size
+            if not (self._held and self._wire.socket.is_readable()):
+                return await self._receive_first()
+        elif self._start + self._missing > self._in.nbytes:
+            held = bytes(self._in[self._start : self._end])
+            self._in[: len(held)] = held
+            self._start, self._end = 0, len(held)
+        # Woken up for what is missing of a piece, not for every segment.
+        self._wake_at(min(self._missing - (self._end - self._start), _LOW_WATER_BYTES))
+        received = await self._wire.socket.recv_into(self._in[self._end :])
+        self._end += received
+        return bool(received)
+
+    async def _receive_first(self) -> bool:
+        """Wait for anything, while others use the buffer."""
+        if self._held:
+            self._buffers.give_back(self._held)
+            self._held = self._clear = self._in = _NOTHING
+        self._wake_at(1)
+        first = await self._wire.socket.recv(PIECE_LENGTH.size)
+        self._held = self._buffers.take()
+        self._clear, self._in = self._held[:PIECE_BYTES], self._held[PIECE_BYTES:]
+        self._in[: len(first)] = first
+        self._end = len(first)
+        return bool(first)
+
+    def _wake_at(self, count: int) -> None:
+        if count != self._low_water:
+            self._low_water = count
+            self._wire.socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVLOWAT, count)
+
+
+def _parts(buffers: Iterable[Buffer], place: memoryview) -> Generator[memoryview]:
+    """The bytes of all buffers, in parts of a piece at most.
+
+    What is smaller is copied to `place` with what follows it, which each part overwrites.
+    """
+    end = 0
+    for buffer in buffers:
+        with memoryview(buffer) as view:
+            for at in range(0, view.nbytes, PIECE_BYTES):
+                part = view[at : at + PIECE_BYTES]
+                if end + part.nbytes > PIECE_BYTES:
+                    yield place[:end]
+                    end = 0
+                if part.nbytes == PIECE_BYTES:
+                    yield part
+                else:
+                    place[end : end + part.nbytes] = part
+                    end += part.nbytes
+    if end:
+        yield place[:end]

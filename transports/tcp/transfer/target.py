@@ -38,6 +38,7 @@ from trinamo.transports.sockets.wire import Wire
 
 from .link import TransferLink
 from .memory import NO_CHECKSUM, BlockFlow, TcpRegion
+from .sealed import PieceBuffers
 
 _REQUESTS_MAX: Final = 1024
 _BLOCKS_MAX: Final = 4 * BLOCKS_MAX
@@ -80,12 +81,13 @@ class TargetLink(TransferLink):
     def __init__(
         self,
         wire: Wire,
+        buffers: PieceBuffers,
         region: Callable[[int], TcpRegion],
         refusals: RefusalBucket,
         *,
         slice_bytes: int,
     ) -> None:
-        super().__init__(wire, slice_bytes=slice_bytes)
+        super().__init__(wire, buffers, slice_bytes=slice_bytes)
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
         self._region, self._refusals = region, refusals

@@ -8,10 +8,13 @@ import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.transports.tcp.transfer.sealed import (
+    PIECE_BYTES,
     PIECE_GROWTH,
     PIECE_KEY_BYTES,
     PIECE_LENGTH,
+    PieceBuffers,
     PieceKey,
+    _parts,
 )
 
 KEY = random.Random(1).randbytes(PIECE_KEY_BYTES)
@@ -64,3 +67,34 @@ def test_a_changed_bit_does_not_open(bit: int) -> None:
 def test_another_key_opens_nothing() -> None:
     with pytest.raises(RemoteProtocolError, match="changed"):
         opened_by(PieceKey(bytes(PIECE_KEY_BYTES)), sealed_by(PieceKey(KEY), b"one"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ((0, 0), []),
+        ((1, 2), [3]),
+        ((100_000, 100_000, 100_000), [200_000, 100_000]),
+        ((7, PIECE_BYTES, 9), [7, PIECE_BYTES, 9]),
+        ((PIECE_BYTES - 1, 1, 1), [PIECE_BYTES, 1]),
+        ((2 * PIECE_BYTES + 5, 6), [PIECE_BYTES, PIECE_BYTES, 11]),
+    ],
+)
+def test_a_piece_holds_as_many_blocks_as_fit_and_nothing_is_out_of_order(
+    sizes: tuple[int, ...], counts: list[int]
+) -> None:
+    data = [random.Random(size).randbytes(size) for size in sizes]
+    place = memoryview(bytearray(PIECE_BYTES))
+    parts = [bytes(part) for part in _parts(data, place)]
+    assert b"".join(parts) == b"".join(data)
+    assert [len(part) for part in parts] == counts
+
+
+def test_buffers_are_used_again_and_a_bounded_number_is_kept() -> None:
+    buffers = PieceBuffers()
+    taken = [buffers.take() for _ in range(100)]
+    for each in taken:
+        buffers.give_back(each)
+    again = [buffers.take() for _ in range(100)]
+    kept = {id(each) for each in taken} & {id(each) for each in again}
+    assert 0 < len(kept) <= 8

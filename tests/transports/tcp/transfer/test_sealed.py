@@ -10,9 +10,10 @@ import attrs
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.tcp.ends import dialled
-from tests.transports.tcp.transfer.pairs import READ, SIZE, WRITE, Pair
+from tests.transports.tcp.transfer.pairs import READ, SIZE, WRITE, Pair, open_pair
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.description import (
@@ -23,6 +24,7 @@ from trinamo.runtime.protocol.transfer.description import (
 from trinamo.runtime.protocol.transfer.stream import Hello, encode_message
 from trinamo.transports.tcp.sockets import TcpOptions
 from trinamo.transports.tcp.transfer.plane import TransferOptions, open_transfer_plane
+from trinamo.transports.tcp.transfer.sealed import PieceBuffers
 
 SECRET = TransferOptions(tcp=TcpOptions(secret=bytes(range(32))))
 CLEAR = TransferOptions()
@@ -138,6 +140,27 @@ async def test_the_blocks_move_once_nobody_changes_them_any_more() -> None:
         await pair.start(READ).wait()
         assert pair.here == pair.there
         await pair.start(WRITE).wait()
+
+
+async def test_a_stream_that_rests_holds_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    out: list[memoryview] = []
+    take, give_back = PieceBuffers.take, PieceBuffers.give_back
+
+    def taking(buffers: PieceBuffers) -> memoryview:
+        out.append(take(buffers))
+        return out[-1]
+
+    def giving_back(buffers: PieceBuffers, buffer: memoryview) -> None:
+        out.remove(buffer)
+        give_back(buffers, buffer)
+
+    monkeypatch.setattr(PieceBuffers, "take", taking)
+    monkeypatch.setattr(PieceBuffers, "give_back", giving_back)
+    async with open_pair(SECRET) as pair:
+        for direction in Direction:
+            assert (await pair.start(direction).wait()).is_verified
+            await wait_all_tasks_blocked()
+            assert not out
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33)])

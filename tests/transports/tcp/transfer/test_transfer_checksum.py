@@ -19,6 +19,7 @@ from trinamo.transports.tcp.transfer.memory import (
     STRETCH_BYTES,
     BlockFlow,
     Checksum,
+    ChecksumChoice,
     TcpRegion,
     choose,
     offered,
@@ -41,7 +42,41 @@ def no_xxhash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_xxh3_is_offered_first_and_is_the_sum_that_every_xxh3_is() -> None:
     """The number is from the algorithm's own test vectors: another library must find the same."""
     assert list(offered("auto")) == ["xxh3", "crc32"]
-    assert offered("auto")["xxh3"].of(b"") == 0x2D06800538D394C2
+    xxh3 = offered("auto")["xxh3"].of
+    assert xxh3 is not None
+    assert xxh3(b"") == 0x2D06800538D394C2
+
+
+@pytest.mark.parametrize(
+    ("choice", "theirs", "chosen"),
+    [
+        ("auto", ["aead", "xxh3", "crc32"], "aead"),
+        ("auto", ["xxh3", "crc32"], "xxh3"),
+        ("auto", ["crc32"], "crc32"),
+        ("crc32", ["aead", "xxh3", "crc32"], "crc32"),
+    ],
+)
+def test_sealed_blocks_are_summed_only_where_an_end_wants_it_or_is_older(
+    choice: ChecksumChoice, theirs: list[str], chosen: str
+) -> None:
+    found = choose(theirs, choice, is_sealed=True)
+    assert found.name == chosen
+    assert (found.of is None) == (chosen == "aead")
+
+
+def test_who_speaks_in_clear_is_never_believed_without_a_sum() -> None:
+    with pytest.raises(RefusedError, match="aead there, xxh3, crc32 here"):
+        choose(["aead"], "auto")
+
+
+async def test_a_stream_whose_tags_are_believed_takes_no_sums() -> None:
+    tags = offered("auto", is_sealed=True)["aead"]
+    flow = BlockFlow(1, region(512, 4), [3, 1, 2], tags)
+    flow.advance(flow.begin(3))
+    with pytest.raises(CorruptedError):
+        await flow.verify(bytes(24))
+    await flow.verify(b"")
+    assert flow.is_complete
 
 
 @pytest.mark.usefixtures("no_xxhash")
