@@ -99,7 +99,7 @@ def _show_events(metrics: Metrics, events: CountsEvents) -> None:
         },
         counters={
             "connections": "Connections made",
-            "refused_messages": "Messages that no member had sealed so, or that came again",
+            "refused_messages": "Messages, but for events, that no member had sealed so, or that came again",
         },
     )
     metrics.readings(

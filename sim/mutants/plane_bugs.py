@@ -271,6 +271,14 @@ def unopened_is_an_answer(
 
 
 @instead_of(NatsRequestPlane, "probe")
-def nobody_is_believed(_: Any, __: Any, ___: Any, ____: Any, waiting: Any) -> None:
+async def nobody_is_believed(*_: Any) -> bool:
     """Whoever says that nobody is subscribed is believed."""
-    waiting.cancel()
+    await trio.lowlevel.checkpoint()
+    return False
+
+
+@instead_of(NatsRequestPlane, "hold")
+async def unanswered_is_gone(_: Any, __: Any, ___: Any, on_connected: Any, **____: Any) -> None:
+    """Whoever answers no probe for a second is gone, though discovery names it."""
+    on_connected()
+    await trio.sleep_forever()

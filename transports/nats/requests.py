@@ -9,14 +9,16 @@ caller to notice in discovery. Responses stream over `transports/tcp`, not over 
 In a cluster with a secret all of it is sealed (`transports/security/sealing.py`): a request and a cancel for
 the subject, once, an answer for the request that it answers. What does not open is dropped and counted,
 and answered by nothing, so whoever has only the broker's token learns nothing and ends nothing. That nobody
-is subscribed he could say, too; it is believed once a probe was not answered either.
+is subscribed he could say, too: it is believed once a probe was not answered either, and nobody holds the
+address any more, which the caller does while discovery names the instance.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -187,6 +189,7 @@ class NatsRequestPlane:
         answer_timeout_s: float = math.inf,
     ) -> None:
         self._events, self._nursery, self._sealer = events, nursery, sealer
+        self._held: Counter[str] = Counter()
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
 
@@ -198,14 +201,23 @@ class NatsRequestPlane:
 
     async def hold(
         self,
-        address: str,  # noqa: ARG002 -- the interface's
+        address: str,
         on_connected: Callable[[], None],
         *,
         instance_id: str = "",  # noqa: ARG002 -- the interface's
     ) -> None:
-        """Wait for ever: there is no connection to the worker whose end could be noticed."""
+        """Wait for ever: there is no connection to the worker whose end could be noticed.
+
+        Meanwhile no word of the broker's that nobody is subscribed there ends a sealed request.
+        """
         on_connected()
-        await trio.sleep_forever()
+        self._held[address] += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._held[address] -= 1
+            if not self._held[address]:
+                del self._held[address]
 
     def post(self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer) -> _Delivery:
         """Deliver a request; raises `ConnectError` for an address that is no subject.
@@ -266,21 +278,28 @@ class NatsRequestPlane:
         await self._events.request(address, sealed, timeout_s=timeout_s, accept=accept)
         return answer
 
-    def probe(self, address: str, envelope: Envelope, waiting: trio.CancelScope) -> None:
-        """End a wait for the answer to `envelope` unless somebody at `address` answers a probe soon."""
+    async def probe(self, address: str, envelope: Envelope) -> bool:
+        """Whether somebody is at `address`: whoever answers a probe, or else whom somebody holds.
 
-        async def ask() -> None:
-            probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
+        One that is held and answers none is probed until either changes.
+        """
+        probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
+        while True:
             sealed = self.sealed(address, encode_envelope(probe))
             try:
                 await self.ask(address, sealed, PROBE_PATIENCE_S, on_nobody=lambda: None)
             except DeadlineError as error:
-                if not error.definite:
-                    waiting.cancel()
+                # One that never left, and therefore brought no answer, says nothing.
+                if not (error.definite or self._held[address]):
+                    return False
             except TrinamoError:
-                pass  # It never left, so that no answer came says nothing.
+                return True
+            else:
+                return True
 
-        self._nursery.start_soon(ask)
+    def start(self, do: Callable[[], Awaitable[object]]) -> None:
+        """Do it in the background, while the plane is open."""
+        self._nursery.start_soon(do)
 
     async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
         """Return: a broker is always asked."""
@@ -299,6 +318,8 @@ class _Delivery:
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _reason: Reason | None = Reason.CONSUMER_DROPPED
     """What the worker is told when this ends early; None: nothing."""
+    _probing: trio.CancelScope | None = None
+    """Where somebody said that nobody is there."""
 
     def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told so."""
@@ -335,7 +356,7 @@ class _Delivery:
         frame: bytes | None = None
         try:
             with trio.CancelScope() as waiting:
-                doubt = partial(self._plane.probe, self._address, self._envelope, waiting)
+                doubt = partial(self._doubt, waiting)
                 frame = await self._plane.ask(
                     self._address, sealed, self._timeout_s, on_nobody=doubt
                 )
@@ -349,7 +370,12 @@ class _Delivery:
             raise DisconnectedError(
                 f"{self._address} did not answer the envelope within {self._timeout_s:g} s"
             ) from error
+        finally:
+            if self._probing is not None:
+                self._probing.cancel()
         if frame is None:
+            # It may have been heard all the same, by one that stood still.
+            await self._tell_cancelled(Reason.DEADLINE)
             raise UnavailableError(f"nobody is subscribed to {self._address}")
         header, result = decode_frame(frame)
         answer = decode_answer(header)
@@ -358,6 +384,17 @@ class _Delivery:
         if not is_for_us and not (answer.id == "" and answer.status is AckStatus.INVALID):
             raise RemoteProtocolError(f"an answer to {answer.id!r} came for {request_id!r}")
         return answer, result
+
+    def _doubt(self, waiting: trio.CancelScope) -> None:
+        """End the wait once it is certain that nobody is there."""
+        self._probing = probing = trio.CancelScope()
+
+        async def probe() -> None:
+            with probing:
+                if not await self._plane.probe(self._address, self._envelope):
+                    waiting.cancel()
+
+        self._plane.start(probe)
 
     async def _tell_cancelled(self, reason: Reason) -> None:
         # Publishing only queues the message, so this does not wait for the network; the shield

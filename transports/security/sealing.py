@@ -57,7 +57,7 @@ class Sealer:
 
     def __init__(self, secrets: Sequence[bytes], rng: random.Random) -> None:
         self.refused = 0
-        """Messages that did not open, or came again."""
+        """Messages that did not open, or came again; events, which `SealedEvents` counts, are none of them."""
         self._secrets = {_derive(each, _ID_BYTES, b" id"): each for each in secrets if each}
         self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
         self._numbers = itertools.count()
@@ -81,7 +81,9 @@ class Sealer:
         number = next(self._numbers).to_bytes(8, "big")
         return self._own + number + self._cipher.encrypt(_NONCE_START + number, message, about)
 
-    def open(self, sealed: bytes, about: bytes, *, once: bool = False) -> bytes:
+    def open(
+        self, sealed: bytes, about: bytes, *, once: bool = False, is_event: bool = False
+    ) -> bytes:
         """What was sealed, about this; raises `RemoteProtocolError`, and counts, where no member did.
 
         Refuses, if it is to come `once`, what came before.
@@ -93,7 +95,7 @@ class Sealer:
             sender = self._senders.get(own) or _Sender(self._cipher_of(own))
             message = sender.cipher.decrypt(_NONCE_START + number, sealed[HEAD_BYTES:], about)
         except self._unopened:
-            self.refused += 1
+            self.refused += not is_event
             raise RemoteProtocolError(
                 "no member of this cluster sealed it for this place, or its security.secret_file is"
                 " another"
@@ -200,7 +202,8 @@ class SealedEvents:
     def opened(self, message: Message) -> Message | None:
         """The message as it was published; None, and counted, if no member did that."""
         try:
-            payload = self._sealer.open(message.payload, _about(message.subject))
+            about = _about(message.subject)
+            payload = self._sealer.open(message.payload, about, is_event=True)
         except RemoteProtocolError:
             self.unsigned_count += 1
             self._notices.warn("told by no member", message.subject[:_SUBJECT_CHARS_MAX])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import get_args
 
 import attrs
 import pytest
@@ -19,10 +20,11 @@ from trinamo.runtime.planes import (
     JobOrigin,
     PutResult,
     QueueLimits,
+    Settlement,
     WorkQueue,
 )
 from trinamo.runtime.queues.queues import Queues
-from trinamo.transports.nats.queue.records import StreamNames
+from trinamo.transports.nats.queue.records import Record, RecordState, StreamNames, encode_record
 from trinamo.transports.security.sealing import HEAD_BYTES, Sealer
 
 from .conftest import NATS
@@ -45,7 +47,9 @@ class Ends:
 
     async def forge(self, job_id: str, payload: bytes) -> None:
         """Put a message where jobs are, as only the broker's token allows."""
-        subject = self.names.job_subject(job_id)
+        await self.store(self.names.job_subject(job_id), payload)
+
+    async def store(self, subject: str, payload: bytes) -> None:
         reply = await self.stranger.request(subject, payload, timeout_s=5)
         assert b'"seq"' in reply.payload
 
@@ -95,7 +99,7 @@ async def test_a_tap_reads_no_job_wherever_it_is(broker: Broker) -> None:
         async with ends.stranger.work_queue(ends.names.queue) as queue:
             assert await queue.dead_letters() == []
     assert len(said) > 10
-    assert not any(b"prompt" in each for each in said)
+    assert not any(b"prompt" in each or b'"attempt"' in each for each in said)
 
 
 async def test_a_job_that_no_member_put_so_is_refused_counted_and_kept_for_people(
@@ -164,3 +168,33 @@ async def test_a_consumer_never_sees_a_forged_job(broker: Broker) -> None:
             await ends.ours.put("a", b"ours")
             await until(lambda: seen == [b"ours"] and ends.refused == 1)
             assert consumer.counts.taken == 1
+
+
+@pytest.mark.parametrize("state", get_args(RecordState))
+async def test_who_has_the_token_loses_records_of_jobs_and_forges_none(
+    broker: Broker, state: RecordState
+) -> None:
+    """A job is done by whoever took it, and else comes again, whatever somebody says how far it is."""
+    async with opened(broker) as ends:
+        lease = ends.names.lease_subject
+        for job_id in ("a", "b"):
+            await ends.ours.put(job_id, PROMPT)
+        async with ends.stranger.subscribe(lease("a")) as tap:
+            job = await ends.theirs.take(wait_s=5)
+            assert job is not None
+            assert (job.id, await ends.theirs.ack(job)) == ("a", Settlement.APPLIED)
+            records = [await anext(tap) for _ in range(2)]
+        forged = Record(state=state, job=2, attempt=7, token="x", put_ns=1)
+        for payload in (encode_record(forged), records[-1].payload, b""):
+            await ends.store(lease("b"), payload)
+            job = await ends.theirs.take(wait_s=5)
+            assert job is not None
+            assert (job.id, job.attempt) == ("b", 1), "as if there were no record"
+            assert await ends.theirs.nak(job) is Settlement.APPLIED
+        await ends.store(lease("b"), encode_record(forged))
+        job = await ends.theirs.take(wait_s=5)
+        assert job is not None
+        await ends.store(lease("b"), encode_record(forged))
+        assert await ends.theirs.ack(job) is Settlement.STALE
+        assert await ends.ours.dead_letters() == []
+        assert ends.refused

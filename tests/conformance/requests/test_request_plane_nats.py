@@ -485,6 +485,40 @@ async def test_a_message_that_comes_again_is_refused_and_counted(closed: Pair) -
     assert (closed.service.answered, closed.service.cancelled) == (["r1"], ["r2"])
 
 
+async def test_who_stands_still_and_is_said_to_be_gone_is_so_once_nobody_names_it(
+    closed: Pair,
+) -> None:
+    """Two probes without an answer end nothing while discovery names the instance: it is held."""
+    address = f"{closed.address}.still"
+    errors: list[UnavailableError] = []
+    listed = trio.CancelScope()
+
+    async def hold() -> None:
+        with listed:
+            await closed.plane.hold(address, lambda: None)
+
+    async def call() -> None:
+        try:
+            await result_of(closed.plane, address, unary("r1"), b"x")
+        except UnavailableError as error:
+            errors.append(error)
+
+    async with closed.events.subscribe(address) as still, trio.open_nursery() as nursery:
+        nursery.start_soon(hold)
+        nursery.start_soon(call)
+        asked = await heard(still, address)
+        await closed.events.publish(asked.reply, b"", headers={"Status": "503"})
+        for _ in range(3):
+            probe = await heard(still, address)
+            await closed.events.publish(probe.reply, b"", headers={"Status": "503"})
+        assert not errors
+        listed.cancel()
+        # What it may have heard all the same it is told to forget.
+        told = await heard(still, address)
+        assert b"cancel" in closed.sealer.open(told.payload, about_request(address))
+    assert len(errors) == 1
+
+
 async def test_answers_of_others_are_not_taken(closed: Pair) -> None:
     """Junk, the broker's word that nobody is there, an answer to another request: nothing ends."""
     results: list[bytes] = []

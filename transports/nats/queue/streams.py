@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
@@ -48,6 +49,8 @@ from .records import (
     read_origin,
     stream_configs,
 )
+
+logger = logging.getLogger("trinamo.nats")
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
 _NAME_IN_USE: Final = 10058
@@ -144,55 +147,9 @@ class HeldJob:
         return trio.current_time() < self.until
 
 
-class Leases:
-    """Compare-and-set over a stream: a record's revision is the sequence of its message."""
-
-    def __init__(self, stream: JetStream, names: StreamNames) -> None:
-        self._stream = stream
-        self._names = names
-
-    async def read(self, job_id: str, *, deadline: float) -> tuple[Record | None, int]:
-        """The last record of `job_id` and its revision; None and 0 if there is none.
-
-        Asked of the stream's leader, so it is the last one.
-        """
-        query = {"last_by_subj": self._names.lease_subject(job_id)}
-        found = await self._stream.message(self._names.leases, query, deadline=deadline)
-        return (None, 0) if found is None else (decode_record(found.payload), found.sequence)
-
-    async def write(
-        self, job_id: str, record: Record, revision: int, *, deadline: float
-    ) -> int | None:
-        """Put `record` on top of `revision`; its own revision, or None if another was there.
-
-        A write whose answer was lost is found by its token and state when it is tried again, and
-        so is an extension of the same lease by another task, on top of which it goes then.
-        """
-        for _ in range(TRIES_MAX):
-            try:
-                stored, _ = await self._stream.store(
-                    self._names.lease_subject(job_id),
-                    encode_record(record),
-                    {_EXPECT: str(revision)},
-                    deadline=deadline,
-                )
-                return stored.seq
-            except JetStreamError as error:
-                if error.error_code != WRONG_LAST_SEQUENCE:
-                    raise
-            found, revision = await self.read(job_id, deadline=deadline)
-            if found is None or found.token != record.token:
-                return None
-            if found.state == record.state:
-                return revision
-            if found.state != "leased":
-                return None
-        raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
-
-
 @attrs.frozen
 class SealedJobs:
-    """Payloads of one queue as the broker has them: for one id, and for whom it was put."""
+    """What one queue's streams hold as the broker has it: payloads, for one id and for whom it was put, and records."""
 
     _sealer: Sealer
     _queue: str
@@ -208,6 +165,13 @@ class SealedJobs:
     def open(self, job_id: str, sealed: bytes, origin: JobOrigin) -> bytes:
         """Raises `RemoteProtocolError`, and counts, for what no member has put so."""
         return self._sealer.open(sealed, self._about(job_id, origin))
+
+    def seal_record(self, job_id: str, record: bytes) -> bytes:
+        return self._sealer.seal(record, self._how_far(job_id))
+
+    def open_record(self, job_id: str, sealed: bytes) -> bytes:
+        """Raises `RemoteProtocolError`, and counts, for what no member has written of this job."""
+        return self._sealer.open(sealed, self._how_far(job_id))
 
     def seal_reason(self, job_id: str, reason: str) -> str:
         """The words in which a handler failed, which may repeat the payload, as text for a header."""
@@ -226,11 +190,72 @@ class SealedJobs:
         except (RemoteProtocolError, ValueError):
             return text
 
+    def _how_far(self, job_id: str) -> bytes:
+        return f"record {self._queue} {job_id}".encode()
+
     def _why(self, job_id: str) -> bytes:
         return f"reason {self._queue} {job_id}".encode()
 
     def _about(self, job_id: str, origin: JobOrigin) -> bytes:
         return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
+
+
+class Leases:
+    """Compare-and-set over a stream: a record's revision is the sequence of its message.
+
+    In a cluster with a secret one that no member wrote is as none: the token of the broker can lose records.
+    """
+
+    def __init__(self, stream: JetStream, names: StreamNames, jobs: SealedJobs) -> None:
+        self._stream = stream
+        self._names = names
+        self._jobs = jobs
+
+    async def read(self, job_id: str, *, deadline: float) -> tuple[Record | None, int]:
+        """The last record of `job_id` and its revision; None and 0 if there is none.
+
+        Asked of the stream's leader, so it is the last one.
+        """
+        query = {"last_by_subj": self._names.lease_subject(job_id)}
+        found = await self._stream.message(self._names.leases, query, deadline=deadline)
+        if found is None:
+            return None, 0
+        try:
+            record = self._jobs.open_record(job_id, found.payload)
+        except RemoteProtocolError as error:
+            where = (self._names.queue, job_id)
+            logger.warning("queue %s: the record of job %s is refused: %s", *where, error)
+            return None, found.sequence
+        return decode_record(record), found.sequence
+
+    async def write(
+        self, job_id: str, record: Record, revision: int, *, deadline: float
+    ) -> int | None:
+        """Put `record` on top of `revision`; its own revision, or None if another was there.
+
+        A write whose answer was lost is found by its token and state when it is tried again, and
+        so is an extension of the same lease by another task, on top of which it goes then.
+        """
+        for _ in range(TRIES_MAX):
+            try:
+                stored, _ = await self._stream.store(
+                    self._names.lease_subject(job_id),
+                    self._jobs.seal_record(job_id, encode_record(record)),
+                    {_EXPECT: str(revision)},
+                    deadline=deadline,
+                )
+                return stored.seq
+            except JetStreamError as error:
+                if error.error_code != WRONG_LAST_SEQUENCE:
+                    raise
+            found, revision = await self.read(job_id, deadline=deadline)
+            if found is None or found.token != record.token:
+                return None
+            if found.state == record.state:
+                return revision
+            if found.state != "leased":
+                return None
+        raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
 
 
 class DeadLetters:

@@ -132,7 +132,7 @@ class NatsWorkQueue:
         self._jobs = jobs
         self._token_prefix = inbox.rpartition(".")[2]
         self._fetcher = Fetcher(plane, names, inbox, self._give_back)
-        self._leases = Leases(stream, names)
+        self._leases = Leases(stream, names, jobs)
         self._wall = wall
         """Seconds since the epoch, compared with the server's time stamps."""
         self._dead = DeadLetters(stream, names, jobs, wall)
