@@ -124,6 +124,8 @@ class QueuePlan:
     losses: bool = True
     real: bool = False
     """The runtime's own consumers on the simulated broker (`programs/queue_consumers.py`)."""
+    stranger: bool = False
+    """They have a secret, and somebody with the broker's token says of their jobs that they are done."""
 
 
 @attrs.frozen(kw_only=True)

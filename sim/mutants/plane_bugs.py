@@ -27,7 +27,7 @@ from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.nats.outbox import Interest, Line
 from trinamo.transports.nats.queue import work_queue
-from trinamo.transports.nats.queue.streams import HeldJob, Leases
+from trinamo.transports.nats.queue.streams import HeldJob, Leases, SealedJobs
 from trinamo.transports.nats.requests import NatsRequestPlane
 from trinamo.transports.security import signatures
 from trinamo.transports.security.roles import Role
@@ -216,6 +216,15 @@ async def lost_job_goes_on(keep: Any, self: Any, work: Any) -> None:
 
 # A consumer whose handler has returned says nothing, so that the job comes again.
 stands("done_is_unsaid", (consumer, "verdict_on", NOTHING))
+
+
+@instead_of(SealedJobs, "open_record")
+def records_unread(open_record: Any, self: Any, job_id: str, sealed: bytes) -> Any:
+    """Whoever wrote how far a job is counts."""
+    try:
+        return open_record(self, job_id, sealed)
+    except RemoteProtocolError:
+        return sealed
 
 
 # --- signatures ---------------------------------------------------------------------------------------

@@ -4,24 +4,32 @@
 booted again; the broker dies and comes back, has no leader, and loses answers. Whatever happens, no
 ack of a job is applied twice, and a job has one effect (I8). It may have another only if the consumer
 that had it, or the broker, was struck before that could be acknowledged: the job is redelivered. And no
-handler has an effect once its lease is over. Once the faults are over every job is done.
+handler has an effect once its lease is over. Once the faults are over every job is done, and has had its effect.
+
+With `stranger` the members have a secret, and somebody who has the broker's token writes records of their jobs, by
+which they are done. He takes leases away by that, and no more.
 
 What this module does not do: search. `sim.explore` does, with this module as the scenario.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import trio
 from typing_extensions import override
 
+from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.planes import LeasedJob, QueueLimits
 from trinamo.runtime.protocol.queue.consumer import Backoff
 from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
-from trinamo.transports.nats import open_nats
-from trinamo.transports.nats.queue.records import StreamNames, decode_record
+from trinamo.transports.nats import NatsEventPlane, open_nats
+from trinamo.transports.nats.queue.records import Record, StreamNames, decode_record, encode_record
+from trinamo.transports.nats.queue.streams import SealedJobs
+from trinamo.transports.security.sealing import Sealer
 
 from ..core.checker import Checker
 from ..core.choices import Choices
@@ -41,6 +49,9 @@ WORK_S: Final = (0.3, 1.0, 5.0)
 """How long a job takes; the last needs its lease extended."""
 FAULTS: Final = ("pause", "kill", "broker", "leaderless", "lost answer")
 """The last is left out without `losses`."""
+RECORDS: Final = "records"
+"""What a stranger strikes."""
+SECRET: Final = b"the secret of a simulated queue: 32"
 FAULT_EVERY_S: Final = 1.5
 FAULT_S: Final = 3.0
 """Longer than a lease, so that what is paused for it wakes up without one."""
@@ -58,7 +69,7 @@ class _Ledger(Checker):
         self._done: set[str] = set()
         self._faults: list[tuple[str, float]] = []
         """Who was struck, nobody is the broker, and when; each lasts `FAULT_S`."""
-        self._effects: dict[str, tuple[str, float]] = {}
+        self.effects: dict[str, tuple[str, float]] = {}
         """Who had the last one of each job, and when."""
 
     @override
@@ -76,13 +87,14 @@ class _Ledger(Checker):
         job, lease_s = note.field("job"), LIMITS.visibility_timeout_s
         if not note.field("is_leased"):
             # Whoever wakes up is not told sooner than it goes on; the attempt's number is the fence.
-            if not self._struck((host,), now_s - FAULT_S - WAKING_S, now_s):
+            if not self._struck((host, RECORDS), now_s - FAULT_S - WAKING_S, now_s):
                 self.violate(f"attempt {note.field('attempt')} of job {job} outlives its lease")
             return
-        first, first_s = self._effects.get(job, ("", 0.0))
-        if first and not self._struck((first, ""), first_s - FAULT_S - lease_s, first_s + lease_s):
+        first, first_s = self.effects.get(job, ("", 0.0))
+        struck, since_s = (first, "", RECORDS), first_s - FAULT_S - lease_s
+        if first and not self._struck(struck, since_s, first_s + lease_s):
             self.violate(f"job {job} has two effects, though the first could be told")
-        self._effects[job] = host, now_s
+        self.effects[job] = host, now_s
 
     def _struck(self, hosts: tuple[str, ...], from_s: float, until_s: float) -> bool:
         return any(host in hosts and from_s <= at_s <= until_s for host, at_s in self._faults)
@@ -91,13 +103,18 @@ class _Ledger(Checker):
 class _Cluster:
     """One broker, one producer, some consumers."""
 
-    def __init__(self, world: World, *, jobs: int, workers: int, losses: bool) -> None:
+    def __init__(
+        self, world: World, *, jobs: int, workers: int, losses: bool, stranger: bool
+    ) -> None:
         self.world = world
         self.nats = SimulatedNats(world)
-        world.watch(_Ledger())
+        self.ledger = _Ledger()
+        world.watch(self.ledger)
+        self._secrets = [SECRET] if stranger else []
+        self._seen = SealedJobs(Sealer(self._secrets, random.Random(0)), QUEUE)
         self.consumers = [f"consumer-{number}" for number in range(workers)]
         self._jobs = jobs
-        self._faults = FAULTS if losses else FAULTS[:-1]
+        self._faults = (FAULTS if losses else FAULTS[:-1]) + (("record",) if stranger else ())
         self._lives: Counter[str] = Counter()
 
     def count(self, stream: str) -> int:
@@ -112,13 +129,20 @@ class _Cluster:
         if record is None or queued is None:
             return False
         due_s = streams[NAMES.jobs].consumers[NAMES.CONSUMER].due.get(queued.sequence, 0.0)
-        is_last = decode_record(record.message.payload).token == job.token
-        return is_last and due_s > self.nats.clock.now()
+        try:
+            told = decode_record(self._seen.open_record(job.id, record.message.payload))
+        except RemoteProtocolError:
+            return False
+        return told.token == job.token and due_s > self.nats.clock.now()
+
+    def open_nats(self, env: SimEnv) -> AbstractAsyncContextManager[NatsEventPlane]:
+        """As a member."""
+        return open_nats(self.nats.url, env=env, sealer=Sealer(self._secrets, env.rng))
 
     async def fill(self) -> None:
         """The producer's life."""
         async with (
-            open_nats(self.nats.url, env=SimEnv(self.world, "producer")) as plane,
+            self.open_nats(SimEnv(self.world, "producer")) as plane,
             plane.work_queue(QUEUE, limits=LIMITS) as queue,
         ):
             for number in range(self._jobs):
@@ -139,18 +163,26 @@ class _Cluster:
             env.note("queue.effect", job=job.id, attempt=job.attempt, is_leased=is_leased)
 
         async with (
-            open_nats(self.nats.url, env=env) as plane,
+            self.open_nats(env) as plane,
             plane.work_queue(QUEUE) as queue,
             open_consumer(queue, work, decode=bytes, env=env, limits=PACE),
         ):
             await trio.sleep_forever()
+
+    async def _forge(self, life: str) -> None:
+        """Say of every job in the queue that it is done."""
+        async with open_nats(self.nats.url, env=SimEnv(self.world, life)) as plane:
+            for stored in self.nats.streams.streams[NAMES.jobs].messages.values():
+                job_id = stored.message.subject.rpartition(".")[2]
+                done = Record(state="done", job=stored.sequence, attempt=1, token=life, put_ns=0)
+                await plane.publish(NAMES.lease_subject(job_id), encode_record(done))
 
     def strike(self) -> None:
         """One fault, of a kind and on a host that the choices name; it ends by itself."""
         world, choices = self.world, self.world.choices
         victim = self.consumers[choices.below(len(self.consumers), "victim")]
         fault = self._faults[choices.below(len(self._faults), "fault")]
-        struck = victim if fault in ("pause", "kill") else ""
+        struck = {"pause": victim, "kill": victim, "record": RECORDS}.get(fault, "")
         world.note("queue.fault", do=fault, on=struck)
         match fault:
             case "pause":
@@ -164,6 +196,9 @@ class _Cluster:
                 world.after(FAULT_S, self.nats.restart)
             case "leaderless":
                 self.nats.refuse(FAULT_S)
+            case "record":
+                self._lives["stranger"] += 1
+                world.boot("stranger", self._forge, f"stranger.{self._lives['stranger']}")
             case _:
                 self.nats.lose_replies()
 
@@ -174,6 +209,7 @@ def run(
     workers: int = 2,
     jobs: int = 6,
     losses: bool = True,
+    stranger: bool = False,
     faults: int = 3,
     policy: Policy = "grouped",
 ) -> World:
@@ -182,7 +218,7 @@ def run(
         choices, policy=policy, steps_max=400_000, virtual_s_max=2 * HORIZON_S, ambient="raise"
     )
     Network(world, latency_s=0.01, jitter_s=0.005)
-    cluster = _Cluster(world, jobs=jobs, workers=workers, losses=losses)
+    cluster = _Cluster(world, jobs=jobs, workers=workers, losses=losses, stranger=stranger)
 
     async def main() -> None:
         cluster.nats.boot()
@@ -202,6 +238,8 @@ def run(
         left, dead = cluster.count(NAMES.jobs), cluster.count(NAMES.dead)
         if left or dead:
             raise Violation("liveness", f"{left} jobs left, {dead} dead")
+        if gone := jobs - len(cluster.ledger.effects):
+            raise Violation("I8", f"jobs are gone that had no effect: {gone}")
 
     world.run(main)
     return world

@@ -63,12 +63,16 @@ def run_scenario(scenario: Scenario, choices: Choices, *, bug: str = "") -> Outc
 def _run_queue(scenario: Scenario, queue: QueuePlan, choices: Choices, bug: str) -> Outcome:
     broken: Violation | None = None
     try:
-        plan: dict[str, Any] = attrs.asdict(queue, filter=lambda field, _: field.name != "real")
+        plan: dict[str, Any] = {
+            "workers": queue.workers,
+            "jobs": queue.jobs,
+            "losses": queue.losses,
+        }
         if scenario.policy is not None:
             plan["policy"] = scenario.policy
         with planted(bug) if bug else nullcontext():
             if queue.real:
-                queue_consumers.run(choices, **plan)
+                queue_consumers.run(choices, stranger=queue.stranger, **plan)
             else:
                 leased_queue.run(choices, fenced=bug != "stale_ack", **plan)
     except Violation as error:
