@@ -4,10 +4,12 @@
 `plane.py` first, then `island.py` for how nats-py lives beside trio, then `requests.py`.
 """
 
+from .outbox import WITHOUT_JETSTREAM
 from .plane import NatsEventPlane, NatsSubscription, open_nats
 from .requests import NatsRequestPlane, NatsRequestServer
 
 __all__ = [
+    "WITHOUT_JETSTREAM",
     "NatsEventPlane",
     "NatsRequestPlane",
     "NatsRequestServer",

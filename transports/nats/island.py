@@ -39,7 +39,7 @@ from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
-from .outbox import Interest, Line
+from .outbox import WITHOUT_JETSTREAM, Interest, Line
 
 NAME: Final = "trinamo"
 PINGS_OUTSTANDING_MAX: Final = 2
@@ -384,7 +384,8 @@ class Island(Line):
         del self._servers[SERVERS_MAX:]
         where = client.connected_url.netloc.rpartition("@")[2]
         version = client.connected_server_version
-        self.restored(f"nats-server {version.major}.{version.minor}.{version.patch} at {where}")
+        server = f"nats-server {version.major}.{version.minor}.{version.patch} at {where}"
+        self.restored(server if client.has_jetstream else f"{server} {WITHOUT_JETSTREAM}")
         log = _log.info if self.connection_count == 1 else _log.warning
         log("connected to %s", self.server)
 

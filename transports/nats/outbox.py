@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -146,6 +146,9 @@ class Outbox:
 #
 # A plane puts interests and messages in, by plain calls; whoever holds the connection takes them out,
 # makes every interest again on each new connection, and says what is lost with the old one.
+
+
+WITHOUT_JETSTREAM: Final = "without JetStream"
 
 
 class Line(ABC):

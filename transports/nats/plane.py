@@ -24,7 +24,7 @@ from trinamo.runtime.planes.events import check_message, check_pattern
 from trinamo.transports.security.sealing import Sealer
 
 from .outbox import Interest, Line, Publication
-from .queue.streams import list_work_queues
+from .queue.streams import list_work_queues, try_write
 from .queue.work_queue import open_work_queue
 
 YIELD_EVERY = 16
@@ -220,8 +220,13 @@ class NatsEventPlane:
         self._check_open()
         return await list_work_queues(self, rng=self._env.rng)
 
+    async def try_write(self) -> None:
+        """Store a message on the server's disk as a queue would; see `try_write` for what it raises."""
+        self._check_open()
+        await try_write(self, self._stream_replicas, rng=self._env.rng)
+
     async def check_health(self) -> str:
-        """One line about the server; raises `ConnectError` if it is not connected."""
+        """One line about the server, `WITHOUT_JETSTREAM` if it is; raises `ConnectError` if it is not connected."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         if not self._line.is_connected:

@@ -23,10 +23,11 @@ from trinamo.conformance.control import until
 from trinamo.conformance.events import fresh_subject
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
-from trinamo.runtime.errors import ConfigError, ConnectError, RequestError
+from trinamo.runtime.errors import ConfigError, ConnectError, RequestError, UnavailableError
 from trinamo.runtime.planes import EventPlane, Message
 from trinamo.transports.nats import NatsEventPlane, open_nats
 from trinamo.transports.nats.outbox import Interest
+from trinamo.transports.nats.queue.streams import PROBE_SUBJECT
 from trinamo.transports.servers.binaries import find_nats_server
 
 pytestmark = pytest.mark.services
@@ -355,10 +356,13 @@ async def until_reachable(plane: EventPlane, other: EventPlane) -> None:
 async def test_a_server_without_jetstream_is_refused_where_it_is_needed() -> None:
     with private_server(find_nats_server()) as server:
         async with open_nats([server.url]) as plane:
-            await plane.check_health()
+            assert (await plane.check_health()).endswith(" without JetStream")
         with raises_connect_error("runs without JetStream"):
             await open_and_leave([server.url], NatsConfig(jetstream=True))
 
 
-async def test_a_server_with_jetstream_is_taken(url: str) -> None:
-    await open_and_leave([url], NatsConfig(jetstream=True))
+async def test_a_server_with_jetstream_is_taken_and_keeps_nothing_of_a_trial(url: str) -> None:
+    async with open_nats([url], NatsConfig(jetstream=True)) as plane:
+        await plane.try_write()
+        with pytest.raises(UnavailableError, match="nobody is subscribed"):
+            await plane.request(PROBE_SUBJECT, b"", timeout_s=5)

@@ -162,6 +162,9 @@ async def test_what_a_role_does_not_need_is_denied(
                     await plane.put(key, b"mine")
         async with open_etcd(planes.etcd, planes.etcd_section(Role.OPERATOR)) as plane:
             await plane.put("config/router.policy", b"mine")
+        for role in (Role.WORKER, Role.PREFILL, Role.OPERATOR):
+            async with open_nats([planes.nats], planes.nats_section(role)) as events:
+                await events.try_write()
         async with open_nats([planes.nats], planes.nats_section(Role.FRONTEND)) as events:
             await events.publish("trinamo.load.a.b.c.event.1", b"idle")
             await events.publish("anything.else", b"")

@@ -53,6 +53,10 @@ from .records import (
 logger = logging.getLogger("trinamo.nats")
 
 ADMINISTRATION_TIMEOUT_S: Final = 10.0
+PROBE: Final = "trinamo-doctor"
+"""A stream that is there while somebody tries whether streams take messages."""
+PROBE_SUBJECT: Final = "trinamo.doctor"
+_PROBE_TIMEOUT_S: Final = 4.0
 _NAME_IN_USE: Final = 10058
 _SEALED: Final = "sealed "
 """Begins a reason that is sealed."""
@@ -73,6 +77,21 @@ async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str
         offset += len(page)
         if not page or offset >= answer.total:
             return sorted(found)
+
+
+async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> None:
+    """Make a stream like those of queues, store a message in it, and delete it, within 4 s.
+
+    Raises what a put would: `JetStreamError` or `DeadlineError` says that nothing was stored,
+    `UnknownOutcomeError` that nobody said so. The stream stays if it fails, or is cancelled, and is there once.
+    """
+    stream = JetStream(plane, rng=rng)
+    deadline = trio.current_time() + _PROBE_TIMEOUT_S
+    config = {"name": PROBE, "subjects": [PROBE_SUBJECT], "num_replicas": replicas, "max_msgs": 1}
+    body = {**config, "storage": "file"}
+    await stream.call(f"STREAM.CREATE.{PROBE}", body, JetStreamReply, deadline=deadline)
+    await stream.store(PROBE_SUBJECT, b"written by `trinamo doctor`", {}, deadline=deadline)
+    await stream.find(f"STREAM.DELETE.{PROBE}", {}, JetStreamReply, deadline=deadline)
 
 
 async def existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:

@@ -1,4 +1,4 @@
-"""What `trinamo doctor` looks at: packages, engines, servers, ports, limits. It changes nothing.
+"""What `trinamo doctor` looks at: packages, engines, servers, ports, limits. It changes nothing for good.
 
 Addresses are shown, passwords and tokens never: no finding reads one.
 """
@@ -40,6 +40,11 @@ OPEN_FILES_MIN: Final = 4096
 """A frontend at its default bounds holds 2048 clients and a stream for each."""
 OPEN_FILES_WANTED: Final = 65_536
 ASK_TIMEOUT_S: Final = 8.0
+JOBS_REMEDY: Final = (
+    "make room where nats-server keeps JetStream (its log says if the disk is full, or a limit is reached),"
+    " and start it again: it takes nothing more into a stream that it could not write into once."
+    " Where users have rights: trinamo certs rights --role operator"
+)
 DAY_S: Final = 86_400
 DAYS_MIN: Final = 14
 """Left to a certificate; whoever renews them by machine does so before."""
@@ -217,12 +222,29 @@ async def _server(
         try:
             async with opened as plane:
                 line = await plane.check_health()
+                remedy = ""
+                if fault := await _job_fault(plane, line):
+                    line, remedy = (
+                        f"{line}; warning: work queues take no jobs: {fault}",
+                        JOBS_REMEDY,
+                    )
         except TrinamoError as error:
             return Finding(name, FindingVerdict.MISSING, error.message, f"check {name} at {where}")
-        return Finding(
-            name, FindingVerdict.WARNING if "warning" in line else FindingVerdict.GOOD, line
-        )
+        verdict = FindingVerdict.WARNING if "warning" in line else FindingVerdict.GOOD
+        return Finding(name, verdict, line, remedy)
     return Finding(name, FindingVerdict.MISSING, f"no answer at {where} in {ASK_TIMEOUT_S:g} s")
+
+
+async def _job_fault(plane: ControlPlane | EventPlane, health: str) -> str:
+    """Why JetStream takes no messages, where there is one; etcd's own line says whether it takes writes."""
+    from trinamo.transports.nats import WITHOUT_JETSTREAM, NatsEventPlane
+
+    if isinstance(plane, NatsEventPlane) and WITHOUT_JETSTREAM not in health:
+        try:
+            await plane.try_write()
+        except TrinamoError as error:
+            return error.message
+    return ""
 
 
 def _http_port(target: Target) -> Finding:

@@ -19,6 +19,7 @@ from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX
 from trinamo.runtime.weights.messages import WEIGHTS_PREFIX
 from trinamo.transports.assembly.data import REQUESTS_SUBJECT
 from trinamo.transports.nats.queue.records import StreamNames
+from trinamo.transports.nats.queue.streams import PROBE, PROBE_SUBJECT
 from trinamo.transports.security.roles import Role, writers_of
 
 _SERVING: Final = (Role.WORKER, Role.PREFILL)
@@ -35,9 +36,11 @@ _QUEUES: Final = (
         for each in ("DURABLE.CREATE", "INFO", "MSG.NEXT")
     ),
     "$JS.API.STREAM.NAMES",
+    PROBE_SUBJECT,
+    f"$JS.API.STREAM.DELETE.{PROBE}",
     "$JS.ACK.>",
 )
-"""What puts and takes jobs; the streams of queues are made by whoever opens one first."""
+"""What puts and takes jobs, and tries whether one could; the streams of queues are made by whoever opens one first."""
 _PURGES: Final = "$JS.API.STREAM.PURGE.*"
 
 
