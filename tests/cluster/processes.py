@@ -74,8 +74,10 @@ class Cluster:
     client: httpx.AsyncClient
     links: dict[str, Proxy]
     """Between every process and `etcd` and `nats`, if the cluster was opened `linked`."""
-    start_worker: Callable[[], Awaitable[None]]
-    """One more, as the others are."""
+    start_worker: Callable[..., Awaitable[Member]]
+    """One more, as the others are; its role and settings of its own may be given."""
+    places: Mapping[str, Any]
+    """The settings that tell where etcd and NATS are."""
 
     @property
     def url(self) -> str:
@@ -170,13 +172,15 @@ async def open_cluster(
     key: str = "",
     etcd_bytes: int | None = None,
     stores: Mapping[str, Path] | None = None,
+    launchers: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start a cluster; leaving ends every process of it, by force if it must.
 
     `roles` are those of the workers, one each, instead of so many that do all. If `linked`, the
     processes reach etcd and NATS through links that can be cut. `key` is an operator's, where the
     `settings` ask for keys. `etcd_bytes` bounds etcd's database, and
-    `stores` says where `etcd` or `nats` keeps its data, if not in a place of its own.
+    `stores` says where `etcd` or `nats` keeps its data, if not in a place of its own. `launchers` are the
+    commands that run the processes of a role, `frontend` among them, if not this one.
     """
     roles = roles or ["aggregated"] * workers
     async with AsyncExitStack() as stack:
@@ -189,17 +193,16 @@ async def open_cluster(
             for server in (etcd, nats)
             if linked
         }
-        common = {
+        places = {
             "control_plane.etcd.endpoints": links["etcd"].address if linked else etcd.endpoint,
             "event_plane.nats.servers": (f"nats://{links['nats'].address}" if linked else nats.url),
             "event_plane.nats.token": nats.token,
-            "worker.engine": engine,
-            "http.port": 0,
-            **(settings or {}),
         }
+        common = {**places, "worker.engine": engine, "http.port": 0, **(settings or {})}
+        launchers = launchers or {}
         members: list[Member] = []
         stack.push_async_callback(_end, members)
-        await _start_all(members, common, directory, roles)
+        await _start_all(members, common, directory, roles, launchers)
         *served, frontend = members
         client = await stack.enter_async_context(
             httpx.AsyncClient(
@@ -209,11 +212,16 @@ async def open_cluster(
             )
         )
 
-        async def start_worker() -> None:
+        async def start_worker(
+            role: str = "aggregated", own: Mapping[str, Any] | None = None
+        ) -> Member:
+            settings = {**common, "worker.role": role, **(own or {})}
             log = directory / f"worker{len(members)}.log"
-            members.append(await start("worker", {**common, "worker.role": "aggregated"}, log))
+            member = await start("worker", settings, log, launcher=launchers.get(role, ()))
+            members.append(member)
+            return member
 
-        cluster = Cluster(etcd, nats, served, frontend, client, links, start_worker)
+        cluster = Cluster(etcd, nats, served, frontend, client, links, start_worker, places)
         answering = len([role for role in roles if role != "prefill"])
         if answering:
             await cluster.wait_models()
@@ -222,7 +230,11 @@ async def open_cluster(
 
 
 async def _start_all(
-    members: list[Member], settings: dict[str, Any], directory: Path, roles: Sequence[str]
+    members: list[Member],
+    settings: dict[str, Any],
+    directory: Path,
+    roles: Sequence[str],
+    launchers: Mapping[str, Sequence[str]],
 ) -> None:
     """Start everything together: the workers, and as the last of `members` the frontend."""
     names = {f"worker{number}": role for number, role in enumerate(roles)} | {"frontend": ""}
@@ -230,7 +242,8 @@ async def _start_all(
 
     async def start_one(name: str, role: str) -> None:
         own = {**settings, "worker.role": role} if role else settings
-        started[name] = await start(name.rstrip("0123456789"), own, directory / f"{name}.log")
+        kind, log = name.rstrip("0123456789"), directory / f"{name}.log"
+        started[name] = await start(kind, own, log, launcher=launchers.get(role or kind, ()))
 
     try:
         async with trio.open_nursery() as nursery:

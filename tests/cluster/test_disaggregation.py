@@ -84,11 +84,11 @@ async def disaggregated(
     ) as cluster:
         for member, role in zip(cluster.workers, roles, strict=True):
             if role == "decode":
-                await until(lambda member=member: _knows_prefill(cluster, member), "it is found")
+                await until(lambda member=member: knows_prefill(cluster, member), "it is found")
         yield cluster, cluster.workers
 
 
-async def _knows_prefill(cluster: Cluster, decode: Member) -> bool:
+async def knows_prefill(cluster: Cluster, decode: Member) -> bool:
     health = (await cluster.client.get(f"{decode.facts['status_url']}/health")).json()
     return bool(health["disaggregation"]["prefill_workers"])
 

@@ -67,15 +67,17 @@ def question(number: int, **more: Any) -> dict[str, Any]:
     return chat(f"tell me number {number}", max_tokens=TOKENS, **sampling, **more)
 
 
-async def freeze(worker: Member, seen: dict[int, Seen], *, least: int = 1) -> list[Seen]:
-    """Freeze `worker` in the middle of its answers, once each of all has `least` events.
+async def freeze(
+    worker: Member, seen: dict[int, Seen], *, least: int = 1, count: int = STREAMS
+) -> list[Seen]:
+    """Freeze `worker` in the middle of its answers, once each of all `count` has `least` events.
 
     Those of its answers that are not over: what it had said has arrived, so that it is exact.
     """
     own: list[Seen] = []
     with trio.fail_after(60):
         while (
-            len(seen) < STREAMS
+            len(seen) < count
             or min(each.events for each in seen.values()) < least
             or not any(each.events >= 10 and not each.finish_reason for each in own)
         ):

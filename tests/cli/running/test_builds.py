@@ -1,16 +1,13 @@
-"""Builds side by side: one of before versions were told, and one that speaks one minor more than this.
+"""Builds side by side in one cluster: earlier ones, and one that speaks one minor more than this.
 
-What the newer one adds, a frame, a field of a request, a field and a key of the store, this one skips.
+Those of before versions were told are refused; the others serve and are served both ways.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import shutil
-import subprocess
-import tarfile
+import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,73 +15,21 @@ from typing import Any, Final
 
 import httpx
 import pytest
+import trio
 
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
-from tests.session.needs import HISTORY
-from trinamo.runtime.protocol.versions import SPOKEN
+from tests.cli.running.builds import FIRST, UNVERSIONED, earlier_build, newer_build
+from tests.cluster.processes import Cluster, Member, open_cluster, start, until
+from tests.cluster.test_disaggregation import PROMPTS, alone, body, knows_prefill
+from tests.cluster.test_migration import Seen, ask, check_equal, freeze, stream
+from trinamo.cli.up.certs import write_secret
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
-ROOT: Final = Path(__file__).parents[3]
-UNVERSIONED: Final = "65a48f1"
-"""The last release that told no version."""
 MODEL: Final = "of-another-build"
 START_S: Final = 60
-NEWER: Final = f"{SPOKEN[-1].major}.{SPOKEN[-1].minor + 1}"
-
-
-def old_build(place: Path) -> Path:
-    """The tree of `UNVERSIONED`, out of the history."""
-    git = shutil.which("git")
-    if git is None:
-        HISTORY.lacking()
-    packed = subprocess.run(
-        [git, "archive", UNVERSIONED], cwd=ROOT, capture_output=True, check=False
-    )
-    if packed.returncode:
-        HISTORY.lacking()
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(place, filter="tar")
-    return place / "src"
-
-
-def newer_build(place: Path) -> Path:
-    """This tree with one minor more, and something new in each place where a minor may add."""
-    for each in ("src", "runtime", "transports", "sim"):
-        shutil.copytree(ROOT / each, place / each, symlinks=True)
-    for path, before, after in ADDED:
-        file = place / path
-        text = file.read_text("utf-8")
-        assert text.count(before) == 1, path
-        file.write_text(text.replace(before, after), "utf-8")
-    return place / "src"
-
-
-# fmt: off
-ADDED: Final = (
-    ("runtime/protocol/versions.py",
-     f"SPOKEN: Final = (Version{tuple(SPOKEN[-1])},)",
-     f"SPOKEN: Final = (Version{NEWER.replace('.', ', ').join('()')},)"),
-    # A field of every entry.
-    ("runtime/protocol/versions.py",
-     'return msgspec.json.encode(entry)[:-1] + b"," + _OURS[1:]',
-     """return msgspec.json.encode(entry)[:-1] + b',"new":{"a":[1]},' + _OURS[1:]"""),
-    # A field of every request, and one of where its answer goes.
-    ("runtime/protocol/streams/request.py",
-     "encode_envelope: Final = msgspec.json.Encoder().encode",
-     """def encode_envelope(said: object) -> bytes:
-    text = msgspec.json.encode(said).replace(b'"address":', b'"new":{"a":[1]},"address":')
-    return b'{"new":{"a":[1]},' + text[1:] if text.startswith(b'{"') else text"""),
-    # A frame on every stream, with what opens it.
-    ("runtime/protocol/streams/link_frames.py",
-     "    return _OPENING.pack(*head) + subject",
-     "    return _OPENING.pack(*head) + subject + _frame(stream, 200, b'new')"),
-    # A key of the store, beside that of every instance.
-    ("runtime/process/entries.py",
-     "        await self._put(instance.key, partial(_render, instance))\n        self._inst",
-     "        await self._put('new', lambda _: b'{}')\n        await self._put(instance.key, partial(_render, instance))\n        self._inst"),
-)
-# fmt: on
+EXCHANGE: Final = Path(__file__).with_name("exchanging.py")
+STREAMS: Final = 6
 
 
 @contextmanager
@@ -117,17 +62,8 @@ def chat(url: str, model: str, words: str, **more: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=START_S)
 
 
-def assert_it_answers(url: str, model: str) -> None:
-    """Whole and streamed."""
-    whole = chat(url, model, "hello there")
-    assert whole.json()["choices"][0]["message"]["content"] == "hello there"
-    streamed = chat(url, model, "hello there", stream=True).text
-    assert "".join(re.findall(r'"content":"([^"]*)"', streamed)) == "hello there"
-    assert streamed.rstrip().endswith("data: [DONE]")
-
-
 def test_a_worker_that_tells_no_version_is_neither_listed_nor_asked(tmp_path: Path) -> None:
-    source = old_build(tmp_path / "old")
+    source = earlier_build(tmp_path / "old", UNVERSIONED)
     arguments = ("worker", "--engine", "echo", "--model-name", MODEL, "--port", "0")
     with (
         cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as here,
@@ -144,19 +80,118 @@ def test_a_worker_that_tells_no_version_is_neither_listed_nor_asked(tmp_path: Pa
     assert others["choices"][0]["message"]["content"] == "hello"
 
 
-def test_a_build_that_speaks_one_minor_more_serves_and_is_served(tmp_path: Path) -> None:
-    source = newer_build(tmp_path / "newer")
-    worker = ("worker", "--engine", "echo", "--model-name", MODEL, "--port", "0")
-    with (
-        cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as here,
-        member(here, tmp_path / "worker", source, *worker),
-        member(here, tmp_path / "frontend", source, "frontend", "--port", "0") as frontend,
-    ):
-        urls = here.url, frontend.ready_url.removesuffix("/v1")
-        for url in urls:
-            wait_for(lambda url=url: len(models(url)) == 2, START_S, "both models")  # type: ignore[misc]
-            for model in models(url):
-                assert_it_answers(url, model)
-        status = " ".join(here.place.run("status").stdout.split())
+@pytest.fixture(scope="module", params=["earlier", "newer"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What to import of a build whose protocol fits."""
+    place = tmp_path_factory.mktemp("build")
+    return newer_build(place) if request.param == "newer" else earlier_build(place, FIRST)
 
-    assert "speaks protocol" not in status
+
+@pytest.mark.parametrize(
+    "theirs", [("decode",), ("frontend", "prefill")], ids=["decode", "frontend-and-prefill"]
+)
+async def test_two_builds_serve_as_one(
+    tmp_path: Path, source: Path, theirs: tuple[str, ...]
+) -> None:
+    """Answers, streams both ways, prompts that are computed elsewhere, KV events, and a worker that leaves."""
+    write_secret(tmp_path / "secret")
+    launchers = dict.fromkeys(theirs, ("env", f"PYTHONPATH={source}"))
+    settings = {
+        "security.secret_file": tmp_path / "secret",
+        "router.policy": "kv",
+        "disaggregation.mode": "decode_first",
+        "disaggregation.prefill_tokens_local_max": 32,
+        "shutdown.drain_timeout_s": 0.05,
+    }
+    async with open_cluster(
+        tmp_path,
+        roles=["decode", "prefill"],
+        engine="exact",
+        settings=settings,
+        launchers=launchers,
+    ) as cluster:
+        first, _ = cluster.workers
+        second = await cluster.start_worker("decode", {"disaggregation.mode": "prefill_first"})
+        await cluster.wait_live(2)
+        right = await alone(PROMPTS)
+        for each in (first, second):
+            await check_prefill(cluster, each, right)
+        await check_leaving(cluster, [first, second])
+        own = {**cluster.places, "security.secret_file": tmp_path / "secret"}
+        await check_exchange(tmp_path, own, launchers)
+    for member in (*cluster.workers, second, cluster.frontend):
+        assert "speaks protocol" not in member.log.read_text("utf-8")
+
+
+async def check_prefill(cluster: Cluster, decode: Member, right: list[str]) -> None:
+    """Its long prompts are computed by the prefill worker, and the frontend hears what it keeps of them."""
+    await until(lambda: knows_prefill(cluster, decode), "it knows the prefill worker")
+    headers = {"x-trinamo-worker": decode.facts["instance_id"]}
+    url = f"{cluster.url}/v1/chat/completions"
+
+    async def take(text: str, seed: int) -> httpx.Response:
+        response = await cluster.client.post(url, json=body(text, seed), headers=headers)
+        assert response.status_code == 200, response.text
+        return response
+
+    found = [await take(text, seed) for seed, text in enumerate(PROMPTS)]
+    said = [each.json()["choices"][0]["message"]["content"] for each in found]
+    assert said == right
+    status_url = str(decode.facts["status_url"])
+    assert await cluster.metric(status_url, "prefills_total", where="remote") > 0
+
+    async def is_kept() -> bool:
+        response = await take(PROMPTS[-1], len(PROMPTS) - 1)
+        return int(response.headers["x-trinamo-cached-blocks"]) > 0
+
+    await until(is_kept, "the frontend knows what the worker keeps")
+
+
+async def check_leaving(cluster: Cluster, workers: list[Member]) -> None:
+    """The answers of one that is told to end go on at the other, and no client notices."""
+    answers: dict[int, Any] = {}
+    seen: dict[int, Seen] = {}
+    async with trio.open_nursery() as nursery:
+        for number in range(STREAMS):
+            nursery.start_soon(ask, cluster, number, answers)
+    with trio.fail_after(START_S):
+        async with trio.open_nursery() as nursery:
+            for number in range(STREAMS):
+                nursery.start_soon(stream, cluster, number, seen)
+            while len(seen) < STREAMS or not all(each.worker for each in seen.values()):
+                await trio.sleep(0.005)
+            [(name, _)] = Counter(each.worker for each in seen.values()).most_common(1)
+            [leaving] = (each for each in workers if each.facts["instance_id"] == name)
+            moved = await freeze(leaving, seen, count=STREAMS)
+            leaving.process.send_signal(signal.SIGTERM)
+            leaving.thaw()
+            assert await leaving.process.wait() == 0
+    check_equal(seen, answers)
+    assert moved
+    assert await cluster.metric(cluster.url, "migrations_total", outcome="migrated") == len(moved)
+
+
+async def check_exchange(
+    folder: Path, settings: dict[str, Any], launchers: dict[str, tuple[str, str]]
+) -> None:
+    """One build streams to the other, which streams back."""
+    served = await start(
+        "serve",
+        settings,
+        folder / "serve.log",
+        script=EXCHANGE,
+        launcher=launchers.get("decode", ()),
+    )
+    try:
+        asked = await start(
+            "ask",
+            settings,
+            folder / "ask.log",
+            script=EXCHANGE,
+            launcher=launchers.get("frontend", ()),
+        )
+        assert asked.facts["heard"] == ["1", "12", "123", "the end"]
+        assert await asked.process.wait() == 0
+    finally:
+        with trio.CancelScope(shield=True):
+            assert await served.stop() == 0
