@@ -68,7 +68,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         bool,
         about(
             "Share the port with other frontends of this user on this machine, among which the"
-            " kernel spreads connections; `trinamo frontend --processes` sets it."
+            " kernel spreads connections, and which have it alone when one of them leaves;"
+            " `trinamo frontend --processes` sets it."
         ),
     ] = False
     status_host: Annotated[

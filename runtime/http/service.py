@@ -32,6 +32,8 @@ from .metrics import FrontendMetrics
 from .models.models import ModelManager
 from .transport import HttpServer, HttpTransport
 
+HAND_OVER_S = 0.5
+"""What a client that has connected to a shared port has for its request."""
 KILL_GRACE_S = 0.25
 """How long killed requests have to unwind before their connections are cut."""
 
@@ -148,7 +150,7 @@ class HttpService:
     def stop(self) -> None:
         """Stop gracefully: `run` drains and returns. Synchronous and idempotent."""
         self.admission.is_leaving = True
-        if not self.config.lame_duck_s:
+        if not (self.config.lame_duck_s or self.config.reuse_port):
             self.admission.drain()
         self._stopping.set()
 
@@ -156,7 +158,8 @@ class HttpService:
         """Serve until `stop()`; reports the bound port once connections are accepted.
 
         After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503 and each
-        connection ends with its next answer, so that whoever keeps his comes to another frontend.
+        connection ends with its next answer, so that whoever keeps his comes to another frontend. A port
+        that others share (`reuse_port`) is theirs then, and half a second more who had connected is answered.
         Then idle connections are closed, and new work is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped,
         after `stop_grace_s` killed, and within half a second more everything is closed, whatever
         the clients do. Cancelled, it closes at once. Raises `ConfigError` if it cannot listen.
@@ -182,6 +185,10 @@ class HttpService:
                 await self._stopping.wait()
                 server.retire()
                 await trio.sleep(self.config.lame_duck_s)
+                if self.config.reuse_port:
+                    # Others answer there: a new connection is theirs, and who has one here may be about to ask.
+                    server.hand_over()
+                    await trio.sleep(HAND_OVER_S)
                 looking.cancel_scope.cancel()
             server.close_idle()
             await self._drain()

@@ -75,6 +75,10 @@ class HttpServer(Protocol):
         """
         ...
 
+    def hand_over(self) -> None:
+        """Accept no more on a port that others share (`reuse_port`): they have it. Who had connected is served."""
+        ...
+
     def close_idle(self) -> None:
         """Close the connections on which nothing is under way: another server may have their next request."""
         ...

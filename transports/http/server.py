@@ -6,13 +6,13 @@ routes (`http/app.py`) and the drain of requests (`http/service.py`).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
+import socket
 from collections.abc import Mapping
-from functools import partial
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -76,6 +76,7 @@ class Server:
         )
         self._refusing = 0
         self._is_retiring = False
+        self._sharing = trio.CancelScope()
         self._closing = trio.Event()
         self._drained = trio.Event()
 
@@ -83,6 +84,9 @@ class Server:
         self._is_retiring = True
         for connection in self._connections:
             connection.retire()
+
+    def hand_over(self) -> None:
+        self._sharing.cancel()
 
     def close_idle(self) -> None:
         for connection in self._connections:
@@ -99,14 +103,7 @@ class Server:
         async with open_nursery() as connections:
             try:
                 async with open_nursery() as accepting:
-                    await accepting.start(
-                        partial(
-                            trio.serve_listeners,
-                            self._serve_connection,
-                            listeners,
-                            handler_nursery=connections,
-                        )
-                    )
+                    await accepting.start(self._accept, listeners, connections)
                     if self._certificates is not None:
                         accepting.start_soon(self._renew, self._certificates)
                     task_status.started(port)
@@ -123,6 +120,32 @@ class Server:
                     connection.abort()
                 connections.cancel_scope.cancel()
 
+    async def _accept(
+        self,
+        listeners: list[trio.SocketListener],
+        connections: trio.Nursery,
+        *,
+        task_status: trio.TaskStatus[Any],
+    ) -> None:
+        """Serve who connects, until cancelled or until `hand_over`."""
+        with ExitStack() as stack:
+            kept: list[socket.socket] = []
+            if self._config.reuse_port:
+                # Closing a listener resets whom the kernel has connected to it and nobody has accepted.
+                kept += [stack.enter_context(_duplicate(each)) for each in listeners]
+            with self._sharing:
+                await trio.serve_listeners(
+                    self._serve_connection,
+                    listeners,
+                    handler_nursery=connections,
+                    task_status=task_status,
+                )
+            for each in kept:
+                with suppress(BlockingIOError):
+                    while True:
+                        stream = trio.SocketStream(trio.socket.from_stdlib_socket(each.accept()[0]))
+                        connections.start_soon(self._serve_connection, stream)
+
     async def _serve_connection(self, stream: trio.SocketStream) -> None:
         if self._connections.is_full:
             taken = self._connections.take()
@@ -137,7 +160,7 @@ class Server:
         self._connections.add(connection)
         self._open.value += 1
         try:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 configure_socket(
                     connection.socket,
                     peer_timeout_s=self._config.peer_timeout_s,
@@ -181,3 +204,11 @@ class Server:
         finally:
             self._refusing -= 1
             stream.socket.close()
+
+
+def _duplicate(listener: trio.SocketListener) -> socket.socket:
+    """Another handle of what listens, which does not block."""
+    shared = listener.socket
+    found = socket.fromfd(shared.fileno(), shared.family, shared.type)
+    found.settimeout(0)
+    return found

@@ -123,6 +123,39 @@ async def test_after_the_lame_duck_s_time_the_service_ends(serve: Any) -> None:
     await wait_closed(running)
 
 
+async def test_a_shared_port_is_the_others_while_one_of_them_drains(serve: Any) -> None:
+    """Who had connected is answered; a new connection comes to nobody who refuses it."""
+
+    async def the_first_wait(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        if len(first.engine.contexts) <= 20:
+            await trio.sleep_forever()
+        yield Delta("b", [2], FinishReason.STOP)
+
+    first = await serve(the_first_wait, reuse_port=True)
+    streams = [await first.connect() for _ in range(20)]
+    for each in streams:
+        await each.send_all(first.post(stream=True))
+    await first.wait_for(lambda: len(first.engine.contexts) == 20)
+    second = await serve(reuse_port=True, port=first.port)
+    late = [await first.connect() for _ in range(20)]
+    first.service.stop()
+    for each in late:
+        await each.send_all(first.post())
+        assert b" 200 " in await each.receive_some()
+    await first.wait_for(lambda: first.service.admission.is_draining)
+    before = len(second.engine.requests)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for _ in range(20):
+        async with second.client() as client:
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+    assert len(second.engine.requests) == before + 20
+    assert first.service.admission.in_flight == 20
+    for each in (*streams, *late):
+        await each.aclose()
+
+
 async def test_a_stream_that_does_not_finish_is_stopped_then_killed(serve: Any) -> None:
     running = await serve(one_token_then_sleep, drain_timeout_s=0.02, stop_grace_s=0.02)
     async with running.client() as client:
