@@ -122,7 +122,7 @@ def test_with_the_components_workers_have_two_roles_and_are_scraped(own: Path) -
         "trinamo-prefill": ["--role", "prefill"],
     }
     assert "PodDisruptionBudget trinamo-prefill" in named(things)
-    for name in ("trinamo-frontend", "trinamo-worker", "trinamo-prefill"):
+    for name in ("trinamo-frontend", "trinamo-worker", "trinamo-prefill", "etcd"):
         told = found[name]["metadata"]["annotations"]
         ports = {each["containerPort"] for each in found[name]["spec"]["containers"][0]["ports"]}
         assert told["prometheus.io/scrape"] == "true"

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import attrs
+import httpx
 import pytest
 import yaml
 
@@ -27,8 +28,8 @@ from trinamo.transports.sockets.certificates import CertificateSeries
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "trinamo.json"
-NAME = re.compile(r"\b(?:trinamo|process|nixl)_[a-z0-9_]+")
-SELECTED = re.compile(r"\b((?:trinamo|process)_[a-z0-9_]+)\{([^}]*)\}")
+NAME = re.compile(r"\b(?:trinamo|process|nixl|etcd)_[a-z0-9_]+")
+SELECTED = re.compile(r"\b((?:trinamo|process|etcd)_[a-z0-9_]+)\{([^}]*)\}")
 OF_PROMETHEUS = {"instance", "job"}
 """Labels that a scrape adds."""
 
@@ -111,6 +112,11 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         for address in targets():
             with urlopen(f"http://{address}/metrics", timeout=10) as answer:
                 found.pages[address] = answer.read().decode()
+        (run,) = (place.root / "run").rglob("*.json")
+        (etcd,) = json.loads(run.read_text("utf-8"))["etcd"]
+        through = httpx.HTTPTransport(uds=etcd.removeprefix("unix:"))
+        with httpx.Client(transport=through) as client:
+            found.read(client.get("http://etcd/metrics").text)
     metrics = Metrics(RealEnv())
     CertificateSeries(metrics, "http")
     for page in (*found.pages.values(), metrics.page().decode()):
