@@ -1,6 +1,7 @@
 """Everything restarted in turn under load, behind HAProxy as its page has it: no client notices.
 
-Two frontends, two workers with an exact engine, two with an upstream each, and the upstreams; etcd and NATS, too.
+Two machines, each with a frontend, a worker with an exact engine and one before an upstream; a third with etcd and
+NATS, which are restarted, too, as the upstreams are.
 Clients come by the page's proxy, and by a balancer of connections, as a service of Kubernetes is one.
 """
 
@@ -23,7 +24,10 @@ import yaml
 
 from tests.certificates import Authority
 from tests.cluster.processes import Member, start, until
+from tests.machines.machines import Machine, open_machines
 from tests.machines.proxies import HOST, PAGE, PROXIES, proxied
+from tests.machines.servers import open_servers
+from tests.machines.site import CONFIG, ETCD, HTTP, NATS, TOKEN
 from tests.session import needs
 from tests.shipped.test_docs import blocks
 from tests.soak.asking import Answer, Outcome, ask, ask_in_time, judged
@@ -38,7 +42,8 @@ from tests.transports.openai.fake import (
     events,
     whole,
 )
-from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
+from trinamo.cli.up.certs import write_secret
+from trinamo.transports.servers import EmbeddedServer
 from trinamo.transports.servers.binaries import free_port
 
 pytestmark = [
@@ -120,12 +125,13 @@ Ended: TypeAlias = Counter[Long]
 class Upstream:
     """A server of somebody else, which says so many words as it is asked for, at a steady pace."""
 
+    host: str
     port: int = attrs.field(factory=free_port)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"http://{self.host}:{self.port}/v1"
 
     async def start(self, nursery: trio.Nursery) -> None:
         fake = FakeUpstream(self.port, _say)
@@ -135,7 +141,7 @@ class Upstream:
 
     async def _serve(self, fake: FakeUpstream, *, task_status: Any) -> None:
         with self._scope:
-            await trio.serve_tcp(fake.accept, self.port, host="127.0.0.1", task_status=task_status)
+            await trio.serve_tcp(fake.accept, self.port, host=self.host, task_status=task_status)
 
     def end(self) -> None:
         self._scope.cancel()
@@ -169,6 +175,8 @@ class Site:
 
     folder: Path
     nursery: trio.Nursery
+    machines: Sequence[Machine]
+    """Where the first and the second of everything is."""
     servers: Sequence[EmbeddedServer]
     clients: dict[str, httpx.AsyncClient]
     """By the way that they come."""
@@ -183,12 +191,15 @@ class Site:
     bad: list[str] = attrs.field(factory=list)
     """Short answers that did not come whole, and what was said instead."""
 
-    async def start(self, name: str, role: str, **more: Any) -> Member:
-        settings = self.settings | {key.replace("__", "."): more[key] for key in more}
-        return await start(role, settings, self.folder / f"{name}.log")
+    async def start(self, number: int, role: str, **more: Any) -> Member:
+        machine = self.machines[number % 2]
+        own = {"data_plane.tcp.host": machine.address, "http.host": machine.address}
+        settings = self.settings | own | {key.replace("__", "."): more[key] for key in more}
+        log = self.folder / f"{role}-{number}.log"
+        return await start(role, settings, log, launcher=machine.command([]))
 
-    async def start_frontend(self, number: int, port: int) -> Member:
-        return await self.start(f"frontend-{number}", "frontend", http__port=port)
+    async def start_frontend(self, number: int) -> Member:
+        return await self.start(number, "frontend", http__port=HTTP)
 
     async def start_worker(self, number: int) -> Member:
         """The first two are exact, the others stand before an upstream each."""
@@ -199,19 +210,19 @@ class Site:
                 "worker__engine": "openai",
                 "worker__upstream__url": self.upstreams[number - 2].url,
             }
-        return await self.start(f"worker-{number}", "worker", **more)
+        return await self.start(number, "worker", **more)
 
-    async def start_all(self, ports: Sequence[int]) -> None:
-        async def take(members: dict[int, Member], number: int, start: Any, *more: int) -> None:
-            members[number] = await start(number, *more)
+    async def start_all(self) -> None:
+        async def take(members: dict[int, Member], number: int, start: Any) -> None:
+            members[number] = await start(number)
 
         workers: dict[int, Member] = {}
         frontends: dict[int, Member] = {}
         async with trio.open_nursery() as nursery:
             for number in range(4):
                 nursery.start_soon(take, workers, number, self.start_worker)
-            for number, port in enumerate(ports):
-                nursery.start_soon(take, frontends, number, self.start_frontend, port)
+            for number in range(2):
+                nursery.start_soon(take, frontends, number, self.start_frontend)
         self.workers = [workers[each] for each in sorted(workers)]
         self.frontends = [frontends[each] for each in sorted(frontends)]
 
@@ -299,38 +310,53 @@ class Site:
 
 @asynccontextmanager
 async def open_site(folder: Path) -> AsyncIterator[Site]:
-    """Everything that the page names, in front of two frontends, and what these need."""
+    """Everything that the page names, in front of two frontends, and what these need.
+
+    Skips the test where this user may make no networks.
+    """
+    if not needs.can_make_networks():
+        needs.NETWORKS.lacking()
     (http,) = (yaml.safe_load(each)["http"] for each in blocks(PAGE, "yaml"))
     keys = folder / "keys.txt"
     keys.write_text(f"me (operator): {KEY}\n")
     keys.chmod(0o600)
     (folder / "paced.py").write_text(ENGINE)
+    write_secret(folder / "cluster.secret")
     authority = Authority.make(folder / "certificates")
-    ports = [free_port(), free_port()]
     counts, service = free_port(), free_port()
-    servers = [f"127.0.0.1:{each}" for each in ports]
-    more = BESIDE.format(counts=counts, service=service, one=servers[0], two=servers[1])
     async with AsyncExitStack() as stack:
-        etcd = await stack.enter_async_context(open_etcd_server())
-        nats = await stack.enter_async_context(open_nats_server())
+        wanted = {"one": 1, "two": 1, "servers": 1}
+        *pair, third = stack.enter_context(open_machines(folder, wanted, {})).values()
+        servers = [f"{each.address}:{HTTP}" for each in pair]
+        more = BESIDE.format(counts=counts, service=service, one=servers[0], two=servers[1])
+        addresses = dict.fromkeys(("etcd", "nats"), third.address)
+        for machine in pair:
+            with (machine.etc / "hosts").open("a") as file:
+                file.writelines(f"{address} {name}\n" for name, address in addresses.items())
+        ran = await stack.enter_async_context(
+            open_servers(third, addresses, yaml.safe_load(CONFIG))
+        )
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         settings = {
-            "control_plane.etcd.endpoints": etcd.endpoint,
-            "event_plane.nats.servers": nats.url,
-            "event_plane.nats.token": nats.token,
+            "control_plane.etcd.endpoints": f"etcd:{ETCD}",
+            "event_plane.nats.servers": f"nats://nats:{NATS}",
+            "event_plane.nats.token": TOKEN,
+            "event_plane.nats.allow_plain_password": True,
+            "security.secret_file": folder / "cluster.secret",
             "http.hosts": HOST,
             "http.api_keys_file": keys,
             "http.lame_duck_s": http["lame_duck_s"],
             "http.drain_timeout_s": DRAIN_S,
             "shutdown.drain_timeout_s": DRAIN_S,
         }
-        site = Site(folder, nursery, [etcd, nats], {}, f"http://127.0.0.1:{counts}", settings)
+        counted = f"http://127.0.0.1:{counts}"
+        site = Site(folder, nursery, pair, [*ran.etcd, *ran.nats], {}, counted, settings)
         stack.push_async_callback(_end, site)
         for _ in range(2):
-            site.upstreams.append(Upstream())
+            site.upstreams.append(Upstream(f"{third.address.rpartition('.')[0]}.254"))
             await site.upstreams[-1].start(nursery)
-        await site.start_all(ports)
+        await site.start_all()
         port = stack.enter_context(proxied(PROXY, servers, authority, folder, more))
         context = ssl.create_default_context(cafile=str(authority.ca_file))
         for way, url in (
@@ -429,9 +455,7 @@ async def restart_workers(site: Site, number: int) -> Ended:
 async def restart_frontend(site: Site, number: int) -> Ended:
     """SIGTERM; a new one at the same address; and the wait until the balancers ask it."""
     longs = await site.begin_long(LONG)
-    old = site.frontends[number]
-    port = int(str(old.facts["url"]).rpartition(":")[2])
-    assert await old.stop() == 0
-    site.frontends[number] = await site.start_frontend(number, port)
+    assert await site.frontends[number].stop() == 0
+    site.frontends[number] = await site.start_frontend(number)
     await site.wait_balanced()
     return longs
