@@ -1,4 +1,4 @@
-"""What a serving process asks of the system: descriptors, what is garbage, what goes back to the kernel.
+"""What a serving process asks of the system: descriptors, threads for names, what is garbage, what goes back to the kernel.
 
 Almost all that a request makes goes with its last reference. Python's collector looks for the rest
 each time 700 objects more were made than freed, which took an eighth of a frontend's time under
@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import trio
 
@@ -23,6 +25,7 @@ DESCRIPTORS_MAX: Final = 1 << 20
 OBJECTS_MAX: Final = 20_000
 """So many new objects may be alive before cycles among them are looked for: some megabytes."""
 MAPPED_BYTES_MIN: Final = 256 << 10
+LOOKUPS_MAX: Final = 16
 TRIM_INTERVAL_S: Final = 60.0
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 
@@ -37,6 +40,24 @@ def raise_descriptor_limit() -> None:
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class NameLookups(trio.abc.HostnameResolver):
+    """Looks names up in threads of its own, `LOOKUPS_MAX` at once.
+
+    Where a name server is silent each keeps its thread for as long as the resolver tries, though nobody waits any
+    more. Of trio's 40 for everything, engines' steps among it, none would be left.
+    """
+
+    def __init__(self) -> None:
+        limiter = trio.CapacityLimiter(LOOKUPS_MAX)
+        self._apart = partial(trio.to_thread.run_sync, limiter=limiter, abandon_on_cancel=True)
+
+    async def getaddrinfo(self, *asked: Any) -> Any:
+        return await self._apart(socket.getaddrinfo, *asked)
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        return await self._apart(socket.getnameinfo, sockaddr, flags)
 
 
 def settle_memory(*, maps_bodies: bool) -> None:

@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
+import trio
+
 from trinamo.runtime.config.config import Config, config_notices
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.http.metrics import FrontendMetrics
@@ -31,7 +33,7 @@ from trinamo.transports.assembly.planes import RealTransports
 from ..running.frontends_file import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
 from .output import show_losses
-from .resources import memory_trimmed, settle_memory
+from .resources import NameLookups, memory_trimmed, settle_memory
 from .weights import held_weights, take_missing_weights
 
 _log = logging.getLogger("trinamo.cli")
@@ -43,6 +45,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
 
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
+    trio.socket.set_custom_hostname_resolver(NameLookups())
     for notice in config_notices(config):
         _log.warning("%s", notice)
     env, transports = RealEnv(), RealTransports()
@@ -91,6 +94,7 @@ async def run_frontend(
     `name` is what it is called among several that share a port: its log and metrics say it. Raises
     `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
     """
+    trio.socket.set_custom_hostname_resolver(NameLookups())
     for notice in config_notices(config, moves_blocks=False):
         _log.warning("%s", notice)
     env = RealEnv()
