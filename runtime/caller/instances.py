@@ -31,6 +31,8 @@ from .choices import Choices
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 
+CAUSES_MAX: Final = 4
+"""So many reasons why an instance is not reached does the log tell of one outage."""
 _WHY: Final = {
     Sign.LAPSED: ("left", "left discovery and has fallen silent", SilentError),
     Sign.UNANSWERED: ("unanswered", "has fallen silent and does not answer", SilentError),
@@ -164,7 +166,7 @@ class Instances:
             # What stands is the connection to where it was.
             record.is_connected = False
             record.connected_once.clear()
-            record.is_cause_told = False
+            record.causes_told.clear()
             record.moves += 1
             self._check_transports(record)
         self.choices.settle(record)
@@ -227,7 +229,7 @@ class Instances:
     def connected(self, record: InstanceRecord, transport: str) -> None:
         """A connection to it has been made, so that what ended with the last one is over."""
         record.is_connected = True
-        record.is_cause_told = False
+        record.causes_told.clear()
         record.connected_once.add(transport)
         if record.connect():
             self.choices.settle(record)
@@ -235,7 +237,7 @@ class Instances:
             self._env.note("router.trust", instance=record.instance.id)
 
     def disconnected(self, record: InstanceRecord, error: TrinamoError | None = None) -> None:
-        """A connection to it broke, or, with `error`, cannot be made: why is told once for each outage."""
+        """A connection to it broke, or, with `error`, cannot be made: each cause is told once for each outage."""
         record.is_connected = False
         if record.presence is Presence.STALE:
             self.step(record, Sign.DISCONNECTED)
@@ -245,8 +247,9 @@ class Instances:
             if error is None or record.connected_once:
                 self._log.warning("instance %s of %s: connection lost", record.instance)
             self._env.note("router.suspect", instance=record.instance.id)
-        if error is not None and not record.is_cause_told:
-            record.is_cause_told = True
+        causes = record.causes_told
+        if error is not None and error.message not in causes and len(causes) < CAUSES_MAX:
+            causes.add(error.message)
             self._log.warning("instance %s of %s: %s", record.instance, error)
 
     def fail(self, record: InstanceRecord, error: TrinamoError, now: float, lasts_s: float) -> None:

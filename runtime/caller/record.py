@@ -56,8 +56,8 @@ class InstanceRecord(Liveness):
         self.is_connected = False
         self.connected_once: set[str] = set()
         """The transports over which it has been reached where it is now."""
-        self.is_cause_told = False
-        """The log says why no connection to it can be made."""
+        self.causes_told: set[str] = set()
+        """What the log has said of why no connection to it can be made."""
         self.report: LoadReport | None = None
         """What it said last of its load."""
         self.reported_at = -math.inf

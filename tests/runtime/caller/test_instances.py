@@ -6,6 +6,7 @@ import pytest
 
 from tests.runtime.caller.requests import Request
 from tests.runtime.caller.tables import Table, instance
+from trinamo.runtime.caller.instances import CAUSES_MAX
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.protocol.discovery.instances import Instance
@@ -85,6 +86,19 @@ def test_a_connection_that_never_was_is_not_lost(caplog: pytest.LogCaptureFixtur
         "instance 1 of a/b/c: connection lost",
         "instance 1 of a/b/c: cannot be reached at h:1: Connection refused",
     ]
+
+
+def test_another_cause_of_an_outage_is_told_too_but_not_without_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first may have been a mere accident of how the connection ended."""
+    table = Table(A)
+    record = table.record(A)
+    for number in (0, 1, 0, 1, *range(2, 100)):
+        table.disconnected(record, ConnectError(f"cause {number}"))
+
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert told == [f"instance 1 of a/b/c: cause {number}" for number in range(CAUSES_MAX)]
 
 
 def test_one_that_answers_no_probe_is_passed_over() -> None:
