@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 RECHECK_ONE_IN = 20
 BATCH = 8
 """How many seeds go to a process at a time."""
-ALONE_S = 2.0
-"""How long a swarm plays in one process before others, which take a second to start, are worth it."""
+FORKED_AFTER_S = 0.3
+SPAWNED_AFTER_S = 2.0
+"""How long a swarm plays in one process before others are worth it: a fresh one takes a second to start."""
 JOBS_MAX = 16
 NONDETERMINISM = "determinism"
 
@@ -119,42 +122,60 @@ def swarm(
     seeds: Iterable[int],
     *,
     jobs: int | None = 1,
+    may_spawn: bool = True,
     on_progress: Callable[[Progress], object] = lambda _progress: None,
 ) -> Progress:
     """Play every seed; `jobs` processes, or this one if that is 1.
 
-    With None this process plays alone for `ALONE_S` of processor time, and then one process for each core, up to
-    `JOBS_MAX`. `on_progress` is called after each batch, in the order of the seeds, so what comes of a
-    swarm does not depend on `jobs`; what it raises ends the swarm.
+    With None this process plays alone at first, and then one process for each core, up to `JOBS_MAX`. They
+    are forked where that is safe, and else spawned; unless `may_spawn`, since those know
+    nothing of what was changed here, this process goes on alone. `on_progress` is called after each batch,
+    in the order of the seeds, so what comes of a swarm does not depend on `jobs`; what it raises ends the swarm.
     """
     progress = Progress()
     supply = iter(seeds)
     batches = iter(lambda: list(islice(supply, BATCH)), [])
-    alone_s = ALONE_S if jobs is None else math.inf if jobs <= 1 else 0.0
-    jobs = jobs or min(os.cpu_count() or 1, JOBS_MAX)
-    started_s = time.process_time()
-    while jobs == 1 or time.process_time() < started_s + alone_s:
+    count = jobs or min(_cores(), JOBS_MAX)
+    method = None if count == 1 or jobs is None else _start_method()
+    began_s = time.process_time()
+    while method is None:
         if (batch := next(batches, None)) is None:
             return progress
         _add(play_seeds(scenario, batch), progress, on_progress)
+        if count > 1:
+            method = _start_method(time.process_time() - began_s, may_spawn=may_spawn)
     # They take longer to import than a short search takes.
     import multiprocessing  # noqa: PLC0415
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
 
-    # A forked child would inherit whatever threads and hooks the caller has; a fresh one does not.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(count, mp_context=context) as pool:
         running: deque[Future[list[Run]]] = deque()
         try:
             for batch in batches:
                 running.append(pool.submit(play_seeds, scenario, batch))
-                if len(running) >= 2 * jobs:
+                if len(running) >= 2 * count:
                     _add(running.popleft().result(), progress, on_progress)
             while running:
                 _add(running.popleft().result(), progress, on_progress)
         finally:
             pool.shutdown(cancel_futures=True)
     return progress
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _start_method(alone_s: float = math.inf, *, may_spawn: bool = True) -> str | None:
+    """How other processes are started, if they are worth it after so long alone.
+
+    A forked one would inherit the locks that other threads hold; native ones count, such as numpy's.
+    """
+    if sys.platform == "linux" and len([*Path("/proc/self/task").iterdir()]) == 1:
+        return "fork" if alone_s >= FORKED_AFTER_S else None
+    return "spawn" if may_spawn and alone_s >= SPAWNED_AFTER_S else None
 
 
 def _add(results: list[Run], progress: Progress, on_progress: Callable[[Progress], object]) -> None:

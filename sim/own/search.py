@@ -87,7 +87,7 @@ def search(
     out: Path | None = None,
     shrink: bool = True,
     shrink_cpu_s_max: float = 30.0,
-    jobs: int = 1,
+    jobs: int | None = None,
     on_progress: Callable[[Progress], object] = lambda _progress: None,
 ) -> Found | None:
     """Play these seeds until one fails; make it small, save it and draw it below `out`.
@@ -95,13 +95,17 @@ def search(
     `run` is a scenario function (of `choices`, `world` or `network`: see `scenario.py`) or a `Scenario`.
     The search ends after the batch of eight seeds in which a failure shows, and returns the one of the
     smallest seed; None if there is none, with a `Hint` warned of for whatever the runs did not test.
-    Shrinking takes at most `shrink_cpu_s_max` seconds of processor time. `jobs` processes need a
-    function at the top of a file. `on_progress` hears after each batch. Raises `BadScenario` for what
-    is no scenario, `Escape` never: it is a finding.
+    Shrinking takes at most `shrink_cpu_s_max` seconds of processor time. What is found does not depend on
+    `jobs`: by default one process for each core when it takes longer than a moment, if the function
+    stands at the top of a file and this process can be forked (Linux, and no thread but this), else
+    this one. Asked for, they are started anywhere, and read the file for themselves. `on_progress` hears
+    after each batch. Raises `BadScenario` for what is no scenario, `Escape` never: it is a finding.
     """
     scenario = run if isinstance(run, Scenario) else function_in_file(run)
-    is_filed = not is_own(scenario) or "file" in scenario.parameters
-    if jobs > 1 and not is_filed:
+    if jobs is None and type(scenario) is not Scenario:
+        # Of a subclass it holds what only this process may have.
+        jobs = 1
+    if jobs != 1 and is_own(scenario) and "file" not in scenario.parameters:
         raise BadScenario("several processes play only a function that stands at the top of a file")
     with quietly():
         progress = _swarm(scenario, seeds, jobs, on_progress)
@@ -141,7 +145,7 @@ def examine(
 def _swarm(
     scenario: Scenario,
     seeds: Iterable[int],
-    jobs: int,
+    jobs: int | None,
     on_progress: Callable[[Progress], object],
 ) -> Progress:
     latest = Progress()
@@ -154,7 +158,7 @@ def _swarm(
             raise _Enough
 
     try:
-        return swarm(scenario, seeds, jobs=jobs, on_progress=show)
+        return swarm(scenario, seeds, jobs=jobs, may_spawn=jobs is not None, on_progress=show)
     except _Enough:
         return latest
 

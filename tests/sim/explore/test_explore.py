@@ -82,7 +82,8 @@ def test_what_a_swarm_found_when_it_is_ended_does_not_depend_on_its_processes(
         return seen
 
     # At once, so that the cores take over before the failure shows.
-    monkeypatch.setattr(sys.modules[swarm.__module__], "ALONE_S", 0.0)
+    for others in ("FORKED_AFTER_S", "SPAWNED_AFTER_S"):
+        monkeypatch.setattr(sys.modules[swarm.__module__], others, 0.0)
     assert ended(1) == ended(2) == ended(None)
 
 

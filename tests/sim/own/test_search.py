@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from trinamo.sim import (
 )
 from trinamo.sim.core.choices import Choices
 from trinamo.sim.explore import Scenario, load_failure, replay
+from trinamo.sim.explore.swarm import JOBS_MAX
 
 
 def dice(choices: Choices, faults: tuple[str, ...] = ("one", "two", "three")) -> None:
@@ -170,6 +174,46 @@ def test_a_failure_that_only_shows_once_is_told_as_it_was() -> None:
 def test_several_processes_find_the_same(tmp_path: Path) -> None:
     alone, together = search(dice), search(dice, jobs=2, out=tmp_path)
     assert found_in(alone).decisions == found_in(together).decisions
+
+
+SCRIPT = """
+import multiprocessing, sys
+from trinamo.sim import Violation, search
+from trinamo.sim.explore import swarm
+
+sys.modules[swarm.__module__].FORKED_AFTER_S = 0.0
+SIDES = 1
+
+async def main(world):
+    if world.choices.below(SIDES, "die") == 999:
+        raise Violation("no 999", "the die shows it")
+
+processes = []
+
+def count(progress):
+    processes.append(len(multiprocessing.active_children()))
+
+SIDES = 1000
+for jobs in (1, None):
+    found = search(main, seeds=range(10_000), jobs=jobs, shrink=False, on_progress=count)
+    print(found.seed, found.runs, found.failed_runs)
+print(max(processes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_script_searches_in_as_many_processes_as_there_are_cores(tmp_path: Path) -> None:
+    """It need not guard its main part, and what it changed in its module is changed in all of them."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, "utf-8")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=True
+    )
+    alone, together, processes = done.stdout.splitlines()
+    assert alone == together
+    cores = len(os.sched_getaffinity(0))
+    assert int(processes) == (0 if cores == 1 else min(cores, JOBS_MAX)), done.stdout
 
 
 def test_a_scenario_that_ships_is_searched_too() -> None:

@@ -181,7 +181,7 @@ def swarm_command(
             "--jobs",
             min=1,
             max=256,
-            help="Processes; one a core if it takes longer than 2 s.",
+            help="Processes; one a core if it takes longer than a moment.",
         ),
     ] = None,
     out: Annotated[
