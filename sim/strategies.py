@@ -24,6 +24,8 @@ from .faults import AT_ONCE, ON_HOSTS, ON_LINKS, Fault
 ANSWER_BYTES: Final = 2
 """Each decision is drawn from so many, and taken modulo the number of its answers."""
 TAIL_SEEDS: Final = 2**32
+SHOWN_MAX: Final = 32
+"""Of how many decisions that are not the default a list is shown before the run."""
 
 
 def choices(*, decisions_max: int = 256) -> st.SearchStrategy[Choices]:
@@ -68,9 +70,11 @@ class _Listed(ReplayChoices):
     @override
     def __repr__(self) -> str:
         # Before the run the drawn values; afterwards what they answered, which is easier to read.
-        values = self.values if self.record else self._values
+        values = self.values if self.record else self.answers[:]
         while values and not values[-1]:
             values.pop()
+        if not self.record and sum(value != 0 for value in values) > SHOWN_MAX:
+            return f"<{len(values)} drawn decisions>"
         return f"ReplayChoices({values}, seed={self.seed})"
 
 
@@ -81,7 +85,7 @@ class _Tailed(PrefixChoices):
     def __repr__(self) -> str:
         if self.record:
             return f"ReplayChoices({self.values}, seed={self.seed})"
-        return f"<{len(self._values)} drawn decisions, then those of seed {self.seed}>"
+        return f"<{len(self.answers)} drawn decisions, then those of seed {self.seed}>"
 
 
 def fault_plans(

@@ -125,15 +125,15 @@ class ReplayChoices(Choices):
 
     def __init__(self, values: Iterable[int], seed: int = 0) -> None:
         super().__init__(seed)
-        self._values = list(values)
+        self.answers = list(values)
         self._position = 0
 
     @override
     def _pick(self, n: int, label: str) -> int:
         position = self._position
         self._position += 1
-        if position < len(self._values):
-            return self._values[position] % n
+        if position < len(self.answers):
+            return self.answers[position] % n
         return self._past_the_end(n)
 
     def _past_the_end(self, n: int) -> int:  # noqa: ARG002 -- the subclass's parameter

@@ -70,6 +70,11 @@ class Scenario:
         play = getattr(importlib.import_module(self.module), self.function)
         return play(choices, **self.parameters)
 
+    @property
+    def is_filed(self) -> bool:
+        """Whether a failure file can name it, so that it can be found again from elsewhere."""
+        return True
+
     def changed(self, **parameters: Any) -> Scenario:
         """The same scenario with these parameters put in the place of its own."""
         return attrs.evolve(self, parameters={**self.parameters, **parameters})

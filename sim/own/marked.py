@@ -96,7 +96,7 @@ class MarkedTest(Scenario):
         found = self._fails_still() if options.plays_saved else None
         if found is None:
             found = search(self, seeds=options.seeds, out=options.out, shrink=options.shrink)
-        return "" if found is None else self._told(found)
+        return "" if found is None else "\n".join([self.told(found), *self._places(found)])
 
     def _fails_still(self) -> Found | None:
         """Of the saved failures of this test the first that still fails; those that hold twice are deleted."""
@@ -108,7 +108,7 @@ class MarkedTest(Scenario):
                 continue
             if failure.scenario.parameters.get("where") != self.name:
                 continue
-            recorded = self.changed(faults=failure.scenario.parameters.get("faults", ()))
+            recorded = self.recorded(failure)
             for _ in range(2):
                 found = examine(
                     recorded, failure.choices(), out=self.options.out, shrink_cpu_s_max=0
@@ -119,16 +119,19 @@ class MarkedTest(Scenario):
             path.with_suffix(".html").unlink(missing_ok=True)
         return None
 
-    def _told(self, found: Found) -> str:
-        command = f"pytest {shlex.quote(self.name)}"
-        if found.failure is None:
-            command += f" --sim-seed {found.seed}"
-        else:
-            command += f" --sim-replay {shlex.quote(os.path.relpath(found.failure))}"
-        text = str(found).replace(found.replay, command)
+    def told(self, found: Found) -> str:
+        """What a person reads of it, with the command of pytest that plays it again."""
+        text = str(found).replace(found.replay, self.command(found))
         if found.page is not None:
             text = text.replace(str(found.page), os.path.relpath(found.page))
-        return "\n".join([text, *self._places(found)])
+        return text
+
+    def command(self, found: Found) -> str:
+        """How pytest plays it again."""
+        command = f"pytest {shlex.quote(self.name)}"
+        if found.failure is None:
+            return f"{command} --sim-seed {found.seed}"
+        return f"{command} --sim-replay {shlex.quote(os.path.relpath(found.failure))}"
 
     def _places(self, found: Found) -> list[str]:
         """Where in the test's own file the failure came from, innermost last."""
@@ -136,7 +139,7 @@ class MarkedTest(Scenario):
             return []
         try:
             failure = self._load(found.failure)
-            self.changed(faults=failure.scenario.parameters.get("faults", ()))(failure.choices())
+            self.recorded(failure)(failure.choices())
         except Exception as error:  # noqa: BLE001 -- it was found before
             own = inspect.getsourcefile(inspect.unwrap(self.test.func))
             frames = traceback.extract_tb(error.__traceback__)
@@ -154,12 +157,16 @@ class MarkedTest(Scenario):
         if name != self.name:
             return name
         choices = failure.choices()
-        self.changed(faults=failure.scenario.parameters.get("faults", ()))(choices)
+        self.recorded(failure)(choices)
         assert isinstance(choices.world, World)
         departure = failure.difference(choices.world.trace)
         if departure:
             warnings.warn(f"not the recorded run any more: {departure}", Hint, stacklevel=2)
         return None
+
+    def recorded(self, failure: Failure) -> MarkedTest:
+        """The test as it was when it failed."""
+        return self.changed(faults=failure.scenario.parameters.get("faults", ()))
 
     @staticmethod
     def _load(path: Path) -> Failure:

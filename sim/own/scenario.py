@@ -110,6 +110,11 @@ class _Local(Scenario):
 
     call: Callable[..., object] = attrs.field(kw_only=True)
 
+    @property
+    @override
+    def is_filed(self) -> bool:
+        return False
+
     @override
     def __call__(self, choices: Choices) -> object:
         return _call(self.call, choices, None, _faults(self.parameters.get("faults")))

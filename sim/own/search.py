@@ -20,7 +20,7 @@ from ..explore.failure import Failure, save_failure
 from ..explore.run import BadScenario, Played, Run, Scenario, page_of, played, quietly
 from ..explore.shrink import shrink as shrink_run
 from ..explore.swarm import NONDETERMINISM, Progress, swarm
-from .scenario import file_stem, function_in_file, is_own, label_of, standing_hints
+from .scenario import file_stem, function_in_file, label_of, standing_hints
 
 LISTED_MAX = 12
 
@@ -105,7 +105,7 @@ def search(
     if jobs is None and type(scenario) is not Scenario:
         # Of a subclass it holds what only this process may have.
         jobs = 1
-    if jobs != 1 and is_own(scenario) and "file" not in scenario.parameters:
+    if jobs != 1 and not scenario.is_filed:
         raise BadScenario("several processes play only a function that stands at the top of a file")
     with quietly():
         progress = _swarm(scenario, seeds, jobs, on_progress)
@@ -204,7 +204,7 @@ def _save(scenario: Scenario, result: Played, out: Path) -> tuple[Path | None, P
     stem = f"{file_stem(scenario)}-{result.run.seed}"
     page = out / f"{stem}.html"
     page.write_text(page_of(f"{label_of(scenario)}, seed {result.run.seed}", result), "utf-8")
-    if is_own(scenario) and "file" not in scenario.parameters:
+    if not scenario.is_filed:
         return None, page
     failure = out / f"{stem}.json"
     try:

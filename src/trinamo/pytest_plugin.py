@@ -11,12 +11,17 @@ and must not be async. Without the mark the three are plain fixtures, for one ru
     @pytest.fixture
     def sim_options(): return {"policy": "step", "ambient": "raise"}
 
+A test that Hypothesis feeds with `trinamo.sim.strategies.choices` needs no mark: what fails is made small and
+saved all the same.
+
 pytest loads this module wherever trinamo is installed, so it imports nothing of it until a test asks.
-Read next: `sim/own/marked.py`, which does the work.
+Read next: `sim/own/marked.py` and `sim/own/drawn.py`, which do the work.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +29,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .sim import Choices, Fault, Network, World
+    from .sim.own.marked import MarkedTest
 
 
 PARTS: Final = ("choices", "world", "network")
@@ -112,8 +118,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Play a marked test in all its runs; others are not ours."""
     mark = pyfuncitem.get_closest_marker("sim")
     if mark is None:
-        return None
-    from .sim.explore.failure import BadFailureFile
+        return _feed(pyfuncitem)
     from .sim.own.marked import MarkedTest, Options
 
     config = pyfuncitem.config
@@ -133,12 +138,40 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             **{name: value for name, value in mark.kwargs.items() if name != "seeds"},
         ),
     )
-    replayed: Path | None = config.getoption("sim_replay")
-    if replayed is None:
-        found = test.search()
-        if found:
-            pytest.fail(found, pytrace=False)
-        return True
+    if config.getoption("sim_replay") is not None:
+        return _replay(pyfuncitem, test)
+    found = test.search()
+    if found:
+        pytest.fail(found, pytrace=False)
+    return True
+
+
+def _feed(item: pytest.Function) -> bool | None:
+    """Have what Hypothesis finds with drawn decisions made small; it plays the test itself."""
+    handle = getattr(item.obj, "hypothesis", None)
+    if handle is None or "trinamo.sim.strategies" not in sys.modules:
+        return None
+    from .sim.own.drawn import DrawnTest
+    from .sim.own.marked import Options
+
+    function = getattr(handle.inner_test, "fed", handle.inner_test)
+    # All that Hypothesis passes on; it takes what it draws out of the signature.
+    given = [*inspect.signature(getattr(item.obj, "__func__", item.obj)).parameters]
+    fixed = _arguments(item, ())
+    if item.instance is not None:
+        fixed[given[0]] = item.instance
+    test = DrawnTest(item.nodeid, function, fixed, Options(seeds=(), out=_folder(item.config)), {})
+    if item.config.getoption("sim_replay") is not None:
+        return _replay(item, test)
+    handle.inner_test = test.feeding(given)
+    handle.inner_test.fed = function
+    return None
+
+
+def _replay(item: pytest.Function, test: MarkedTest) -> bool:
+    from .sim.explore.failure import BadFailureFile
+
+    replayed: Path = item.config.getoption("sim_replay")
     # Of what the test itself raises; a failure without any traceback must not hide its last frame, too.
     __tracebackhide__ = True
     try:

@@ -67,6 +67,16 @@ class Folder:
         )
         return done.returncode, done.stdout + done.stderr
 
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trinamo.cli", "sim", *words],
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
@@ -140,16 +150,13 @@ def test_a_file_that_no_test_can_play_gets_a_sentence(folder: Folder) -> None:
     assert code == 1
     assert "--sim-replay: nothing.json cannot be read: No such file or directory" in told
     assert "Traceback" not in told
-    done = subprocess.run(
-        [sys.executable, "-m", "trinamo.cli", "sim", "replay", file[1]],
-        cwd=folder.path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = folder.command("shrink", file[1])
     assert done.returncode == 2
     assert "of a test: `pytest --sim-replay` plays it" in done.stderr
+    (folder.path / "test_it.py").rename(folder.path / "gone.py")
+    done = folder.command("replay", file[1])
+    assert done.returncode == 2
+    assert "is of a test in 'test_it.py', and there is no such file" in done.stderr
 
 
 def test_a_seed_or_a_number_of_seeds_can_be_asked_for(folder: Folder) -> None:
@@ -311,3 +318,83 @@ def test_the_mark_and_the_fixtures_take_a_policy_ambient_and_a_plan_of_faults(
     assert code == 1
     assert "it died" in told
     assert "not the recorded run" not in told
+
+
+FED = """
+import pytest
+import trio
+from hypothesis import HealthCheck, assume, example, given, settings, strategies as st
+
+from trinamo.sim import Choices, Network, ReplayChoices, World, arm
+from trinamo.sim.strategies import choices, fault_plans, schedules
+
+runs = []
+
+class Opaque:
+    pass
+
+@pytest.fixture
+def limit():
+    return 3
+
+class TestDrawn:
+    @settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(choices(), fault_plans(["a", "b"], kinds=["kill", "pause"]), schedules(), st.tuples(st.integers(0, 3), st.booleans()))
+    def test_drawn(self, limit, drawn: Choices, plan, policy, pair: tuple[int, bool]):
+        runs.append(pair)
+        world = World(drawn, policy=policy)
+        network = Network(world)
+
+        async def main():
+            for name in ("a", "b"):
+                world.boot(name, trio.sleep_forever)
+            arm(world, network, plan)
+            noise = [drawn.below(10, "noise") for _ in range(20)]
+            die = drawn.below(6, "die")
+            await trio.sleep(10)
+            world.note("end")
+            assert die < limit or "kill" not in world.struck, "killed"
+
+        world.run(main)
+        assume(True)
+
+    def test_few_runs(self):
+        assert len(runs) < 400
+
+@settings(derandomize=True, deadline=None)
+@given(drawn=choices(), what=st.builds(Opaque))
+def test_opaque(drawn, what):
+    async def main():
+        assert drawn.below(6, "die") < 5, "five"
+
+    World(drawn).run(main)
+
+@given(drawn=choices(), number=st.integers())
+def test_fails_without_a_run(drawn, number):
+    assert number < 10
+"""
+
+
+def test_what_hypothesis_finds_is_made_small_saved_and_played_again(folder: Folder) -> None:
+    """By our shrinker, which knows decisions and faults; by pytest or by the simulator's command."""
+    code, told = folder.run(FED, "--sim-html", "pages", "-p", "no:cacheprovider")
+    assert code == 1, told
+    assert "3 failed, 1 passed" in told, told
+    assert re.search(r"decisions: \d+ that are not the default before shrinking, 1 after", told)
+    assert "die = 3 of 6" in told
+    assert "drawn=<256 drawn decisions" in told, "no list of hundreds"
+    file = re.search(r"--sim-replay (pages/test_it-test_drawn\S+)", told)
+    assert file is not None, told
+    saved = json.loads((folder.path / file[1]).read_text())["scenario"]["parameters"]
+    assert [fault["do"] for fault in saved["faults"]] == ["kill"]
+    code, again = folder.run(FED, "-k", "test_drawn", "--sim-replay", file[1], "-W", "error")
+    assert (code, "killed" in again, "2 skipped" in again) == (1, True, False), again
+    done = folder.command("replay", file[1])
+    assert (done.returncode, "AssertionError: killed" in done.stdout) == (1, True), done.stdout
+    # What JSON cannot hold is drawn again by Hypothesis.
+    assert "replay: pytest test_it.py::test_opaque\n" in told
+    assert "die = 5 of 6" in told
+    text = (folder.path / file[1]).read_text().replace('"pair":[[', '"pair":[["x",')
+    (folder.path / "wrong.json").write_text(text)
+    _, wrong = folder.run(FED, "-k", "test_drawn", "--sim-replay", "wrong.json")
+    assert "--sim-replay: scenario.parameters.drawn: " in wrong

@@ -7,6 +7,7 @@ files below this folder (`own.py`) may be played.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -165,6 +166,24 @@ def open_failure(path: Path) -> Failure:
     else:
         _check_shipped_scenario(failure.scenario, str(path))
     return failure
+
+
+def play_test_again(path: Path) -> int | None:
+    """Have pytest play the failure of a test again; its exit code, or None if the file holds no such."""
+    from trinamo.sim.explore import BadFailureFile, load_failure
+    from trinamo.sim.explore.failure import MARKED_TEST
+
+    try:
+        failure = load_failure(path, packages=(MARKED_TEST,))
+    except BadFailureFile:
+        return None
+    test = str(failure.scenario.parameters.get("where", ""))
+    file = Path(test.partition("::")[0])
+    is_here = file.is_file() and file.resolve().is_relative_to(Path.cwd().resolve())
+    if not is_here or file.suffix != ".py":
+        refuse(f"{path} is of a test in {str(file)!r}, and there is no such file below this folder")
+    words = [sys.executable, "-m", "pytest", test, "--sim-replay", str(path)]
+    return subprocess.run(words, check=False).returncode  # noqa: S603 -- a test below this folder
 
 
 def _check_file_scenario(play: Scenario, where: str = "") -> None:

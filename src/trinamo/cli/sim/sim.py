@@ -23,6 +23,7 @@ from .files import (
     exit_code_for,
     open_failure,
     play_again,
+    play_test_again,
     refuse,
     resolve,
     save_played,
@@ -219,7 +220,10 @@ def replay_command(
     ] = None,
     loose: Loose = False,
 ) -> None:
-    """Play a failure again and check that every row is as recorded."""
+    """Play a failure again and check that every row is as recorded; that of a test in pytest."""
+    is_plain = html is None and until is None
+    if is_plain and (code := play_test_again(failure)) is not None:
+        raise typer.Exit(code)
     recorded, played, is_exact = play_again(failure, is_loose=loose)
     title = title_of(recorded.scenario, recorded.seed)
     if until is not None:
