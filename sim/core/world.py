@@ -24,13 +24,13 @@ from typing_extensions import override
 
 from trinamo.points import WORLD
 
-from ..disk.calls import Calls, stand_ins
+from ..disk.calls import Calls
 from ..disk.disk import Disk
 from ..disk.process import Descriptors, Process
 from ..errors import Deadlock, EndlessStep, Livelock, StepLimit, TimeLimit, parted, standing_for
 from ..isolation.ambient import Ambient
 from ..isolation.endless import watched
-from ..isolation.guard import Loop, armed, breakable, closed_world, replaced
+from ..isolation.guard import Loop, armed, breakable, closed_world
 from ..isolation.threads import sleep_in_thread
 from .checker import Checker
 from .choices import Choices
@@ -172,7 +172,6 @@ class World(Machines):
         # Armed round the nursery, so that cancelled hosts clean up under the guard too.
         calls = Calls(current_process, self._descriptors, self.choices.stream("tempfile"))
         self.until_end.enter_context(calls.active())
-        self.until_end.enter_context(replaced(*stand_ins()))
         self.until_end.enter_context(watched(self._step_cpu_s_max, self._progress, self._end_step))
         with armed(self._fail, calls.outside):
             async with trio.open_nursery() as self._nursery:

@@ -5,8 +5,8 @@ Everybody gets the virtual clock and dice of the run. With `ambient="raise"` onl
 time and dice from its environment, gets an `Escape`. Who is calling is then read off the stack: the
 first frame outside the standard library; what was installed among the site packages is a library.
 
-Names bound early (`from time import monotonic`) are replaced in every loaded module that holds one,
-and `datetime.now` in the type itself. A module that is first imported during a run has dice of its
+Names bound early (`from time import monotonic`, `from os import fsync`) are replaced in every loaded module that
+holds one, and `datetime.now` in the type itself. A module that is first imported during a run has dice of its
 own, of its name, so the run's are the same if it was imported before. What still escapes: clocks and
 dice kept in closures, defaults or attributes before the run, and the clocks of other C code, such as
 numpy's; a lint rule (`tests/sim/isolation/test_lint.py`) keeps those out of what is simulated.
@@ -107,8 +107,6 @@ def stand_ins(
         (os, "getrandom", for_libraries("os.getrandom", lambda n, _flags=0: rng.randbytes(n))),
         (random, "_urandom", for_libraries("random.SystemRandom or secrets", rng.randbytes)),
     ]
-    by_real = {id(getattr(owner, name)): stand_in for owner, name, stand_in in patches}
-    patches += [(module, name, by_real[key]) for module, name, key in _early_bound(by_real)]
     patches += [
         (importing, "_find_and_load", _with_dice_of_its_own(rng)),
         *_dates(wall, for_libraries),
@@ -220,8 +218,13 @@ _sites: list[tuple[ModuleType, str, int]] = []
 _seen: dict[str, ModuleType] = {}
 
 
-def _early_bound(by_real: dict[int, Any]) -> Iterator[tuple[ModuleType, str, int]]:
-    """The names in loaded modules that hold one of these clocks and dice themselves."""
+def early_bound(patches: list[Patch]) -> Iterator[Patch]:
+    """The names in loaded modules that hold one of the replaced functions themselves, and its stand-in."""
+    by_real: dict[int, Any] = {}
+    for owner, name, stand_in in patches:
+        real = getattr(owner, name, None)
+        if callable(real):
+            by_real.setdefault(id(real), stand_in)
     # Modules are only looked at once: there are thousands, and runs by the thousand.
     if len(_seen) != len(sys.modules):
         for name in [name for name in _seen if name not in sys.modules]:
@@ -238,8 +241,8 @@ def _early_bound(by_real: dict[int, Any]) -> Iterator[tuple[ModuleType, str, int
                     if id(value) in by_real
                 )
     for module, attribute, key in _sites:
-        if id(getattr(module, attribute, None)) == key:
-            yield module, attribute, key
+        if id(getattr(module, attribute, None)) == key and key in by_real:
+            yield module, attribute, by_real[key]
 
 
 def unbind(stand_ins_to_real: dict[int, Any]) -> None:

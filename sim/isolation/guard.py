@@ -28,9 +28,10 @@ from trio._core import _run as trio_run
 from trio._core._run import GLOBAL_RUN_CONTEXT
 from typing_extensions import override
 
+from ..disk import calls
 from ..disk.calls import FILE_EVENTS
 from ..errors import EndlessStep, Escape, StepLimit, UnsupportedTrio
-from .ambient import Ambient, Patch, stand_ins, unbind
+from .ambient import Ambient, Patch, early_bound, stand_ins, unbind
 from .escapes import escape_of
 from .threads import Later, Threads
 from .tls import Tls
@@ -191,6 +192,8 @@ def closed_world(
     patches += Tls(stream, wall, advise).stand_ins()
     rng = stream("ambient")
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
+    patches += calls.stand_ins()
+    patches += [*early_bound(patches)]
     random.seed(rng.getrandbits(64))
     before: list[Patch] = []
     try:

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -55,6 +56,33 @@ def test_open_reads_back_what_it_wrote_and_nothing_of_it_is_real(tmp_path: Path)
     assert world.host("a").disk.read_bytes("notes.txt") == b"one\ntwo\nthree"
     assert not Path("notes.txt").exists()
     assert not Path("/sim").exists()
+
+
+EARLY = """
+from os import O_CREAT, O_WRONLY, close, fsync, open as open_fd, rename, write
+
+def save(data):
+    fd = open_fd("new", O_WRONLY | O_CREAT)
+    write(fd, data)
+    fsync(fd)
+    close(fd)
+    rename("new", "kept")
+"""
+
+
+def test_names_that_were_bound_before_the_run_reach_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A power cut keeps what was synced by a function that the module had bound when it was imported."""
+    module = types.ModuleType("early_os")
+    exec(EARLY, vars(module))
+    monkeypatch.setitem(sys.modules, "early_os", module)
+    real = module.fsync
+
+    world, _ = on_a_host(lambda: module.save(b"data"))
+
+    assert world.host("a").disk.read_bytes("kept") == b"data"
+    assert module.fsync is real is os.fsync
 
 
 def test_a_disk_outlives_the_process_and_each_host_has_its_own() -> None:
