@@ -19,6 +19,7 @@ from types import FrameType
 
 from ..errors import EndlessStep
 from .escapes import call_site
+from .threads import interrupt, running_frame
 
 LOOKS = 4
 """How often the run is found where it was before its step is taken for endless."""
@@ -60,10 +61,11 @@ def watched(
             if error is None:
                 error = EndlessStep(
                     f"{now[0]} took {cpu_s_max:g} s of processor time in one step and did not end it"
-                    f"{call_site(frame)}\n  instead: {ADVICE}"
+                    f"{call_site(running_frame() or frame)}\n  instead: {ADVICE}"
                 )
                 on_endless(error)
-            raise error
+            if not interrupt(EndlessStep):
+                raise error
 
     # A signal would wake trio's loop, which is a step of a task of trio's own. trio puts back at its end what
     # was there before it.

@@ -42,15 +42,11 @@ ADVICE = {
     "os.getrandom": _AMBIENT,
     "uuid.": _AMBIENT,
     "threading.Condition.wait": (
-        "a function in a thread runs at once, and nobody else meanwhile, so what it waits for never"
-        " comes: wait in a task, and give the thread what needs no waiting"
+        "a function in a thread runs while nobody else does, so what it waits for never comes:"
+        " wait in a task, by trio.from_thread.run if need be"
     ),
     "threading.": _THREAD,
     "_thread.": _THREAD,
-    "trio.from_thread.run": (
-        "a function in a thread runs at once, while no task can: await it in the task before or"
-        " after; trio.from_thread.run_sync works"
-    ),
     "subprocess.": _PROCESS,
     "os.": _PROCESS,
     "trio.run_process": _PROCESS,

@@ -33,7 +33,7 @@ from ..disk.calls import FILE_EVENTS
 from ..errors import EndlessStep, Escape, StepLimit, UnsupportedTrio
 from .ambient import Ambient, Patch, early_bound, stand_ins, unbind
 from .escapes import escape_of
-from .threads import Later, Threads
+from .threads import Function, Later, Threads
 from .tls import Tls
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     # Numeric look-ups are made by trio itself and reach no network; others are refused by the
     # stand-in for socket.getaddrinfo.
     if _trap is None:
+        return
+    if event == "_thread.start_new_thread" and isinstance(
+        getattr(args[0], "__self__", None), Function
+    ):
         return
     if event.startswith(_REFUSED_EVENTS) and event != "socket.getaddrinfo":
         _trap(f"{event} {args!r:.100}")
@@ -188,7 +192,8 @@ def closed_world(
     collected = gc.isenabled()
     # When a collection comes depends on what the process did before, and it runs finalisers.
     gc.disable()
-    patches += Threads(later, refuse).stand_ins()
+    threads = Threads(later, refuse)
+    patches += threads.stand_ins()
     patches += Tls(stream, wall, advise).stand_ins()
     rng = stream("ambient")
     patches += stand_ins(ambient, wall=wall, now=now, rng=rng, refuse=refuse)
@@ -198,7 +203,10 @@ def closed_world(
     before: list[Patch] = []
     try:
         with replaced(*patches) as before:
-            yield
+            try:
+                yield
+            finally:
+                threads.close()
     finally:
         unbind({id(put[2]): real for put, (_, _, real) in zip(patches, before, strict=False)})
         random.setstate(dice_before)

@@ -1,4 +1,4 @@
-"""Worker threads in a world: at once, answered at a drawn time, and never a real one."""
+"""Worker threads in a world: at once, answered at a drawn time, and never beside the loop."""
 
 from __future__ import annotations
 
@@ -130,10 +130,89 @@ def test_a_thread_is_outside_of_the_loop_and_may_call_into_it() -> None:
     _run(main)
 
 
+@pytest.mark.parametrize("may_abandon", [True, False])
+def test_a_thread_calls_async_functions_and_the_hosts_go_on_meanwhile(may_abandon: bool) -> None:
+    seen: list[Any] = []
+    local = threading.local()
+
+    async def later(name: str) -> str:
+        await trio.sleep(1)
+        seen.append((name, trio.current_time()))
+        return name
+
+    def work(name: str) -> str:
+        local.name = name
+        for _ in range(2):
+            assert trio.from_thread.run(later, name) == local.name == name
+            time.sleep(10)
+        with pytest.raises(ZeroDivisionError):
+            trio.from_thread.run(fails)
+        return name.upper()
+
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    async def ask(name: str) -> None:
+        done = await trio.to_thread.run_sync(work, name, abandon_on_cancel=may_abandon)
+        seen.append((done, trio.current_time()))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "a")
+            await trio.sleep(0.25)
+            nursery.start_soon(ask, "b")
+
+    _run(main)
+    calls = [("a", 1), ("b", 1.25), ("a", 2), ("b", 2.25)]
+    assert seen == [*calls, ("A", 22), ("B", 22.25)]
+
+
+def test_a_thread_s_calls_into_the_loop_replay_and_draw_their_times() -> None:
+    async def main() -> None:
+        async def tick(name: str) -> None:
+            ticks.append((name, trio.current_time()))
+
+        async def ask(name: str) -> None:
+            await trio.to_thread.run_sync(lambda: [trio.from_thread.run(tick, name) for _ in "ab"])
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b"):
+                nursery.start_soon(ask, name)
+
+    digests, orders = [], []
+    for seed in (*range(8), *range(8)):
+        ticks: list[tuple[str, float]] = []
+        digests.append(_run(main, SeedChoices(seed)).trace.digest)
+        orders.append(tuple(ticks))
+    assert (digests[:8], orders[:8]) == (digests[8:], orders[8:])
+    assert len({"".join(name for name, _ in order) for order in orders}) > 2
+
+
+def test_a_call_of_a_cancelled_task_s_thread_is_cancelled_with_it() -> None:
+    """As in trio: the thread hears of it, and ends; one that was abandoned is called back to its end."""
+    ended: list[str] = []
+
+    def work() -> None:
+        try:
+            trio.from_thread.run(trio.sleep_forever)
+        except (trio.Cancelled, trio.RunFinishedError) as error:
+            ended.append(type(error).__name__)
+            raise
+
+    async def main() -> None:
+        for may_abandon in (False, True):
+            with trio.move_on_after(1) as scope:
+                await trio.to_thread.run_sync(work, abandon_on_cancel=may_abandon)
+            assert scope.cancelled_caught
+        ended.append("main")
+
+    _run(main)
+    assert ended == ["Cancelled", "main", "Cancelled"]
+
+
 @pytest.mark.parametrize(
     ("name", "work"),
     {
-        r"trio\.from_thread\.run": lambda: trio.from_thread.run(trio.sleep, 1),
         r"threading\.Condition\.wait": lambda: queue.Queue[int]().get(),
         r"_thread\.start_new_thread|threading\.Thread\.start": lambda: threading.Thread(
             target=int
