@@ -79,7 +79,7 @@ pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the other
 		done; \
 	done
 
-swarm: $(STAMPS)/dev ## Play every scenario and property over fresh seeds for MINUTES=10; ARGS=--help
+swarm: $(STAMPS)/dev ## Play every scenario, property and published library over fresh seeds for MINUTES=10; ARGS=--help
 	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
 
 soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10, or HOURS=, by SEED=; ARGS=--help

@@ -1,8 +1,8 @@
 """`make swarm`: every scenario and every property over fresh seeds, until the time is up.
 
-Scenarios are played under each policy in turn, a few seeds at a time, and files of properties
-beside them, about as long. What fails is kept in a folder, with the command that plays it again.
-Read next: `work.py`.
+Scenarios are played under each policy, a few seeds at a time and more of those under policies that find
+something (`portfolio.py`); files of properties and the published libraries' scenarios beside them, each
+about as long. What fails is kept in a folder, with the command that plays it again. Read next: `work.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -21,7 +22,10 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from tests.swarm.work import Examined, Properties, Seeds, hush, property_files
+from tests.clients.environments import InstallError
+from tests.published.test_published import ENVIRONMENT, SCENARIOS
+from tests.swarm.portfolio import Portfolio
+from tests.swarm.work import Examined, Properties, Published, Seeds, hush, property_files
 from trinamo.cli.sim.files import (
     EXIT_UNSTEADY,
     catalogue_names,
@@ -39,6 +43,8 @@ from trinamo.sim.scenario.file import load_scenario
 POLICIES: Final = get_args(Policy)
 SEEDS: Final = 3
 """How many seeds a scenario is played with before the next one has its turn."""
+LIBRARY_SEEDS: Final = 10
+PUBLISHED: Final = "published/"
 SHOWN_S: Final = 10.0
 COVERED_RUNS: Final = 60
 """After so many runs of a scenario, what none of them has shown is told."""
@@ -47,9 +53,10 @@ EXAMPLES: Final = """examples:
   make swarm MINUTES=60
   make swarm ARGS="--only storm --only kill --policy step"
   make swarm ARGS="--only properties/simulated/test_cluster_survives.py"
+  make swarm ARGS="--only published/anyio_"
 """
 
-Piece = Seeds | Properties
+Piece = Seeds | Properties | Published
 
 
 @attrs.define
@@ -58,21 +65,25 @@ class Ledger:
 
     out: Path
     jobs: int
+    portfolio: Portfolio
     progress: dict[str, Progress] = attrs.field(factory=dict)
     """By scenario."""
     rounds: dict[str, int] = attrs.field(factory=dict)
-    """How often the properties of a file were examined."""
+    """How often the properties of a file, or seeds of a library's scenario, were examined."""
     failures: dict[str, list[str]] = attrs.field(factory=dict)
     """Lines to print, by what makes two failures the same."""
-    spent_s: dict[type, float] = attrs.field(factory=lambda: {Seeds: 0.0, Properties: 0.0})
+    spent_s: dict[type, float] = attrs.field(factory=lambda: defaultdict(float))
 
     def add(self, piece: Piece, result: list[Run] | Examined, took_s: float) -> None:
         """Count one piece that is done, and keep what failed."""
         self.spent_s[type(piece)] += took_s
         if isinstance(piece, Seeds):
             assert isinstance(result, list)
+            before = len(self.failures)
             for run in result:
                 self._add_run(piece, run)
+            found = len(self.failures) - before
+            self.portfolio.add(piece.policy, runs=len(result), found=found)
         else:
             assert isinstance(result, Examined)
             self._add_examined(piece, result)
@@ -97,7 +108,7 @@ class Ledger:
             lines.append(f"  {sys.executable} -m trinamo.cli sim replay {path}")
         return lines
 
-    def _add_examined(self, piece: Properties, examined: Examined) -> None:
+    def _add_examined(self, piece: Properties | Published, examined: Examined) -> None:
         self.rounds[piece.file] = self.rounds.get(piece.file, 0) + 1
         for test in examined.failed:
             if test not in self.failures:
@@ -118,25 +129,29 @@ class Ledger:
         runs = sum(progress.runs for progress in self.progress.values())
         return (
             f"{runs} runs of {len(self.progress)} scenarios,"
-            f" {sum(self.rounds.values())} rounds of {len(self.rounds)} files of properties,"
+            f" {sum(self.rounds.values())} rounds of {len(self.rounds)} others,"
             f" {len(self.failures)} failures"
         )
 
 
-def seeds_of(options: argparse.Namespace, dice: random.Random) -> Iterator[Seeds]:
-    """Every scenario under every policy, and again with other seeds."""
-    names = [each for each in options.only if not each.endswith(".py")]
+def seeds_of(
+    options: argparse.Namespace, dice: random.Random, portfolio: Portfolio
+) -> Iterator[Seeds]:
+    """Every scenario as often as there are policies, and again with other seeds."""
+    names = [each for each in options.only if not is_no_scenario(each)]
     names = names if options.only else catalogue_names()
     plays = [
-        (name, policy, streams)
-        for name in names
-        for streams in carriers_of(name, options.streams)
-        for policy in options.policy or POLICIES
-    ]
+        (name, streams) for name in names for streams in carriers_of(name, options.streams)
+    ] * len(portfolio.policies)
     for first in itertools.count(options.first, SEEDS) if plays else ():
         dice.shuffle(plays)
-        for name, policy, streams in plays:
+        for name, streams in plays:
+            policy = portfolio.next((name, streams))
             yield Seeds(name, policy, first, SEEDS, options.bug, streams)
+
+
+def is_no_scenario(asked: str) -> bool:
+    return asked.endswith(".py") or asked.startswith(PUBLISHED)
 
 
 def carriers_of(name: str, asked: list[str]) -> list[str | None]:
@@ -157,12 +172,29 @@ def properties_of(options: argparse.Namespace, dice: random.Random) -> Iterator[
             yield Properties(file, options.out / "hypothesis")
 
 
+def published_of(options: argparse.Namespace, dice: random.Random) -> Iterator[Published]:
+    """Each library's scenario, and again with other seeds, if their environment can be made."""
+    asked = [each.removeprefix(PUBLISHED) for each in options.only if each.startswith(PUBLISHED)]
+    scenarios = [each for each in SCENARIOS if each.name in asked or not options.only]
+    try:
+        if scenarios:
+            ENVIRONMENT.make()
+    except InstallError as error:
+        print(f"without the published libraries: {error}")
+        return
+    for first in itertools.count(options.first, LIBRARY_SEEDS) if scenarios else ():
+        dice.shuffle(scenarios)
+        for each in scenarios:
+            yield Published(each.name, each.finds, first, LIBRARY_SEEDS, ENVIRONMENT.folder)
+
+
 def search(options: argparse.Namespace, ledger: Ledger) -> None:
     """Play until the time is up; what is under way then is played to its end."""
     dice = random.Random(options.first)
     supplies: dict[type, Iterator[Piece]] = {
-        Seeds: seeds_of(options, dice),
+        Seeds: seeds_of(options, dice, ledger.portfolio),
         Properties: properties_of(options, dice),
+        Published: published_of(options, dice),
     }
     running: dict[Future[Any], tuple[Piece, float]] = {}
 
@@ -206,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=Path("failures"), help="where failures are kept")
     made.add_argument(
         "--only", action="append", default=[], metavar="NAME",
-        help="only this scenario or file of properties; several times for several",
+        help="only this scenario, file of properties or published/NAME; several times for several",
     )  # fmt: skip
     made.add_argument(
         "--policy", action="append", choices=POLICIES, help="only this one; several times likewise"
@@ -227,7 +259,8 @@ def main() -> int:
     options.started_s = options.shown_s = time.monotonic()
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(options.out, options.jobs)
+    portfolio = Portfolio(options.policy or POLICIES)
+    ledger = Ledger(options.out, options.jobs, portfolio)
     print(f"from seed {options.first}, {options.minutes:g} minutes", flush=True)
     try:
         search(options, ledger)
@@ -235,6 +268,8 @@ def main() -> int:
         print("interrupted")
     ledger.look_for_gaps()
     print(f"{time.monotonic() - options.started_s:.0f} s: {ledger}")
+    if ledger.progress:
+        print(f"policies, and their shares of what would be next: {portfolio}")
     for lines in ledger.failures.values():
         print("\n" + "\n".join(lines))
     if ledger.failures:

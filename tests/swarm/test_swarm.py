@@ -6,12 +6,17 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.clients.environments import InstallError
+from tests.published.test_published import ENVIRONMENT
+from tests.session.needs import A_PROGRAM
 from tests.sources import ROOT
-from tests.swarm.work import property_files
+from tests.swarm.portfolio import FLOOR, Portfolio
+from tests.swarm.work import Published, property_files
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +76,40 @@ def test_a_property_that_fails_is_kept_and_played_again(tmp_path: Path) -> None:
 def test_what_holds_leaves_nothing_behind(tmp_path: Path) -> None:
     done = search(tmp_path, "--only", "stop", "--policy", "step")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "3 runs of 1 scenarios, 0 rounds of 0 files of properties, 0 failures" in done.stdout
+    assert "3 runs of 1 scenarios, 0 rounds of 0 others, 0 failures" in done.stdout
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.others
+def test_a_library_s_known_finding_is_no_failure_and_another_is_kept(tmp_path: Path) -> None:
+    try:
+        ENVIRONMENT.make()
+    except InstallError:
+        A_PROGRAM.lacking()
+    done = search(tmp_path, "--only", "published/locks/aiorwlock_", "--first", "1")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "1 rounds of 1 others, 0 failures" in done.stdout
+    piece = Published("locks/aiojobs_", "nothing", 1, 12, ENVIRONMENT.folder)
+    first = piece().failed[0]
+    assert first.startswith("published/locks/aiojobs_: at most two jobs run")
+    setting, *words = shlex.split(piece.command(first))
+    again = run(words, **dict([setting.split("=", 1)]))
+    assert '"failed": {"' in again.stdout
+
+
+def test_policies_that_find_have_more_turns_and_none_goes_without() -> None:
+    portfolio = Portfolio(("batch", "pct", "step"))
+    assert [portfolio.next("a") for _ in range(6)] == ["batch", "pct", "step"] * 2
+    for policy in portfolio.policies:
+        portfolio.add(policy, runs=1000, found=9 if policy == "pct" else 0)
+    turns = Counter(portfolio.next("b") for _ in range(100))
+    assert turns["pct"] > 50
+    assert turns["batch"] >= 100 * FLOOR / 3 - 1 <= turns["step"]
+    assert str(portfolio).startswith("pct found 9 in 1000 runs (5")
+    # What finds nothing in very many runs more still has its turns.
+    portfolio.add("batch", runs=10**6, found=0)
+    assert portfolio.share("batch") >= FLOOR / 3
+    assert sum(map(portfolio.share, portfolio.policies)) == pytest.approx(1)
 
 
 def test_the_properties_are_found_wherever_they_stand() -> None:

@@ -1,7 +1,8 @@
-"""Pieces of a search, each for a process of its own: a few seeds of a scenario, a file of properties."""
+"""Pieces of a search, each for a process of its own: seeds of a scenario or of a library's, a file of properties."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -94,6 +95,56 @@ class Properties:
         if done.returncode in {0, NOTHING_COLLECTED}:
             return Examined([], output)
         return Examined(FAILED.findall(done.stdout) or [self.file], output)
+
+
+@attrs.frozen
+class Published:
+    """Some seeds of a scenario of a published library, in the environment of those; each is played twice."""
+
+    name: str
+    finds: str
+    """How findings begin that are known of the library."""
+    first: int
+    count: int
+    environment: Path
+
+    @property
+    def file(self) -> str:
+        """As which it is counted."""
+        return f"published/{self.name}"
+
+    def _words(self, first: int, count: int) -> list[str]:
+        python = str(self.environment / "bin" / "python")
+        return [python, "-m", "tests.published.play", str(first), f"{self.name}={count}"]
+
+    def command(self, test: str) -> str:
+        """How to play a failure again; `test` ends with its seed."""
+        words = self._words(int(test.rpartition(" ")[2]), 1)
+        return f"PYTHONPATH={ROOT / 'src'}:{ROOT} {' '.join(words)}"
+
+    def __call__(self) -> Examined:
+        done = subprocess.run(
+            self._words(self.first, self.count),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=60 * MINUTES_MAX,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        if done.returncode:
+            return Examined([f"{self.file} cannot be played, from seed {self.first}"], output)
+        played = json.loads(done.stdout)
+        kinds = dict.fromkeys(played["unequal"], "does not replay") | {
+            seed: text
+            for seed, text in played["failed"].items()
+            if not (self.finds and text.startswith(self.finds))
+        }
+        first = {text: seed for seed, text in reversed(kinds.items())}
+        return Examined(
+            [f"{self.file}: {text}, seed {seed}" for text, seed in first.items()], output
+        )
 
 
 def property_files() -> list[str]:
