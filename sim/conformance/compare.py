@@ -18,6 +18,7 @@ import attrs
 from ..cluster.cluster import Cluster
 from ..cluster.outcome import Outcome
 from ..cluster.plans import Scenario
+from ..cluster.services import BROKER
 from ..core.choices import SeedChoices
 from ..core.trace import Row
 from ..report.events import host_name, request_of
@@ -102,6 +103,10 @@ def refusals(scenario: Scenario) -> list[str]:
         found.append("its liveness phase breaks links for good, and loopback cannot lose packets")
     if scenario.links:
         found.append("its links are shaped, and loopback has no latency to shape")
+    if any(fault.on == BROKER for fault in scenario.faults):
+        found.append("its faults strike the broker, which nobody is connected to on loopback")
+    if any(profile.choices > 1 for profile in scenario.cluster.workload):
+        found.append("its requests have several choices, which a worker takes turns with by chance")
     if any(fault.maybe for fault in scenario.faults):
         found.append("its faults strike by chance, so no two runs are the same play")
     return list(dict.fromkeys(found))

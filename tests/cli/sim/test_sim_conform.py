@@ -103,7 +103,13 @@ def test_what_was_asked_of_loopback_and_cannot_be_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("storm", "loopback"), ("remote_prefill_decode_first", "move KV blocks")]
+    ("name", "why"),
+    [
+        ("storm", "loopback"),
+        ("remote_prefill_decode_first", "move KV blocks"),
+        ("broker_restarts", "strike the broker"),
+        ("choices", "takes turns with by chance"),
+    ],
 )
 def test_refused_scenarios_are_not_played(name: str, why: str) -> None:
     scenario = load_scenario(FOLDER / f"{name}.toml")
