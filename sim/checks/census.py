@@ -63,8 +63,12 @@ def _crowds(outcome: Outcome) -> dict[str, float]:
     crowds = {}
     for (host, name), count in found.items():
         process = outcome.cluster.processes.get(host)
-        clients = () if process is None or process.runtime is None else process.runtime.clients
-        known = sum(len(client.router.instances) for client in clients)
+        runtime = None if process is None else process.runtime
+        known = 0
+        if runtime is not None:
+            # An instance is held over each plane that it speaks.
+            known = sum(len(each.router.instances) for each in runtime.clients)
+            known *= len(runtime.data.request_planes)
         if count > max(CROWD, known) and not name.startswith(OF_OTHERS):
             crowds[f"{host} tasks {name}"] = float(count)
     return crowds
