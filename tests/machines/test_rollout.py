@@ -329,7 +329,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
         *pair, third = stack.enter_context(open_machines(folder, wanted, {})).values()
         servers = [f"{each.address}:{HTTP}" for each in pair]
         more = BESIDE.format(counts=counts, service=service, one=servers[0], two=servers[1])
-        addresses = dict.fromkeys(("etcd", "nats"), third.address)
+        addresses: dict[str, str] = dict.fromkeys(("etcd", "nats"), third.address)
         for machine in pair:
             with (machine.etc / "hosts").open("a") as file:
                 file.writelines(f"{address} {name}\n" for name, address in addresses.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -172,12 +172,12 @@ async def check_leaving(cluster: Cluster, workers: list[Member]) -> None:
 
 
 async def check_exchange(
-    folder: Path, settings: dict[str, Any], launchers: dict[str, tuple[str, str]]
+    folder: Path, settings: Mapping[str, Any], launchers: Mapping[str, Sequence[str]]
 ) -> None:
     """One build streams to the other, which streams back."""
     served = await start(
         "serve",
-        settings,
+        dict(settings),
         folder / "serve.log",
         script=EXCHANGE,
         launcher=launchers.get("decode", ()),
@@ -185,7 +185,7 @@ async def check_exchange(
     try:
         asked = await start(
             "ask",
-            settings,
+            dict(settings),
             folder / "ask.log",
             script=EXCHANGE,
             launcher=launchers.get("frontend", ()),

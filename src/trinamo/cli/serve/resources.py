@@ -53,8 +53,16 @@ class NameLookups(trio.abc.HostnameResolver):
         limiter = trio.CapacityLimiter(LOOKUPS_MAX)
         self._apart = partial(trio.to_thread.run_sync, limiter=limiter, abandon_on_cancel=True)
 
-    async def getaddrinfo(self, *asked: Any) -> Any:
-        return await self._apart(socket.getaddrinfo, *asked)
+    async def getaddrinfo(
+        self,
+        host: Any,
+        port: Any,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 -- named so in trio
+        proto: int = 0,
+        flags: int = 0,
+    ) -> Any:
+        return await self._apart(socket.getaddrinfo, host, port, family, type, proto, flags)
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
         return await self._apart(socket.getnameinfo, sockaddr, flags)
