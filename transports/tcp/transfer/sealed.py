@@ -77,6 +77,8 @@ _TURN_BYTES: Final = 1 << 20
 _LOW_WATER_BYTES: Final = 1 << 18
 _BUFFER_BYTES: Final = _TURN_BYTES + 2 * (PIECE_BYTES + PIECE_GROWTH)
 _BUFFERS_MAX: Final = 8
+_FIRST_BYTES: Final = 1 << 13
+"""Received before there is a buffer: most messages are whole by it."""
 _NOTHING: Final = memoryview(b"")
 
 
@@ -228,7 +230,7 @@ class SealedSocket:
             self._buffers.give_back(self._held)
             self._held = self._clear = self._in = _NOTHING
         self._wake_at(1)
-        first = await self._wire.socket.recv(PIECE_LENGTH.size)
+        first = await self._wire.socket.recv(_FIRST_BYTES)
         self._held = self._buffers.take()
         self._clear, self._in = self._held[:PIECE_BYTES], self._held[PIECE_BYTES:]
         self._in[: len(first)] = first
