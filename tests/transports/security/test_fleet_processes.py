@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,12 @@ async def test_each_with_its_role_they_answer_and_a_renewed_certificate_is_shown
                 members.append(await start("worker", own, tmp_path / f"{role}.log"))
             await cluster.wait_models()
             await cluster.wait_live(1)
-            asked = f"{cluster.url}/v1/chat/completions"
+            asked, numbers = f"{cluster.url}/v1/chat/completions", itertools.count()
 
             async def is_answered() -> bool:
-                said = await cluster.client.post(asked, json=chat("abcdefgh" * 20, max_tokens=4))
+                # Another prompt each time: what was computed once is kept, and asked of nobody.
+                body = chat(f"{next(numbers)} " + "abcdefgh" * 20, max_tokens=4)
+                said = await cluster.client.post(asked, json=body)
                 assert said.status_code == 200, said.text
                 if len(roles) == 1:
                     return True
