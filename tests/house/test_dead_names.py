@@ -62,6 +62,8 @@ KNOWN = {
     "the faults of the memory planes, for tests of programs": """
         outage drop_next halt""",
     "servers of tests and benchmarks": "thaw",
+    "the pytest plugin calls it, which stands outside": "feeding",
+    "trio calls it: the queue of an answer to a thread": "put_nowait",
     "`ssl` reads it of a context": "num_tickets check_hostname",
     "tests of anybody's protocol call it": """
         fault_plans schedules Linearizability Delivery stress gives_up_and_asks_again cancels

