@@ -163,15 +163,15 @@ def _feed(item: pytest.Function) -> bool | None:
     test = DrawnTest(item.nodeid, function, fixed, Options(seeds=(), out=_folder(item.config)), {})
     if item.config.getoption("sim_replay") is not None:
         return _replay(item, test)
-    handle.inner_test = test.feeding(given)
-    handle.inner_test.fed = function
+    handle.inner_test = feed = test.feeding(given)
+    vars(feed)["fed"] = function
     return None
 
 
 def _replay(item: pytest.Function, test: MarkedTest) -> bool:
     from .sim.explore.failure import BadFailureFile
 
-    replayed: Path = item.config.getoption("sim_replay")
+    replayed: Any = item.config.getoption("sim_replay")
     # Of what the test itself raises; a failure without any traceback must not hide its last frame, too.
     __tracebackhide__ = True
     try:
