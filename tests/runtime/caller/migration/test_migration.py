@@ -378,20 +378,21 @@ async def test_what_a_worker_that_leaves_cuts_off_goes_on_elsewhere_or_says_so(
 async def test_a_deadline_reaches_the_worker_and_ends_the_answer_everywhere(
     cluster: Cluster,
 ) -> None:
-    workers: list[Context] = []
+    left_s: list[float] = []
+    limit_s = 1.0
 
     async def hang(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
-        workers.append(context)
+        left_s.append(context.deadline - trio.current_time())
         yield Delta("0,", [0], None, 5)
         await trio.sleep_forever()
 
     await cluster.serve("1", hang, request_type=GenerateRequest)
     client = await cluster.client()
     context = Context("1")
-    context.limit(trio.current_time() + 0.1)
+    context.limit(trio.current_time() + limit_s)
     with pytest.raises(DeadlineError, match="the request's time is up"):
         await answer(client, context=context)
-    assert abs(workers[0].deadline - context.deadline) < 0.05
     with pytest.raises(DeadlineError, match="the request's time is up"):
         await answer(client, context=context)
-    assert len(workers) == 1
+    (given_s,) = left_s
+    assert given_s <= limit_s
