@@ -34,7 +34,7 @@ from .net.network import Network
 Answer = TypeVar("Answer")
 
 JITTERS_S: Final = (0.0, 0.02, 0.1, 0.3)
-"""How late messages may be, on every link."""
+"""How late messages may be, on every link or on some."""
 PIECES: Final = ((0, 0), (2, 0), (0, 2), (2, 2))
 """Of so many reads one is torn, and of so many writes one is short; 0: as the network has it."""
 KINDS: Final[tuple[Kind, ...]] = (
@@ -64,7 +64,8 @@ def stress(
     """Draw a profile of the links and up to `faults_max` faults of servers and clients; the faults.
 
     Call it inside the run, once the hosts are booted; the clients are all hosts but the servers unless
-    they are named. Messages are late by up to 0.3 s, reads are torn and writes short, or not. Each
+    they are named. Messages are late by up to 0.3 s, on all links alike or on each direction of them by a
+    measure of its own, reads are torn and writes short, or not. Each
     fault strikes within `by_s` seconds from now, early moments rather than late ones, or at one of the
     first eight notes of a kind among `notes`, and then whoever made it. It is over after 0.05 s to
     `lasts_s_max`; then `boot` is called with the name of a host that died. Without `boot` none dies.
@@ -74,9 +75,7 @@ def stress(
     if not servers or not others:
         raise ValueError("stress needs a server, and clients: boot them before, or name them")
     choices = world.choices
-    jitter_s = JITTERS_S[choices.below(len(JITTERS_S), "stress: delays")]
-    if jitter_s:
-        network.links.shape(jitter_s=jitter_s)
+    _delay(choices, network, servers, others)
     torn, short = PIECES[choices.below(len(PIECES), "stress: pieces")]
     network.tear_one_in, network.short_one_in = (
         torn or network.tear_one_in,
@@ -94,6 +93,23 @@ def stress(
             plan.append(fault)
     arm(world, network, plan, boot=boot)
     return plan
+
+
+def _delay(
+    choices: Choices, network: Network, servers: Sequence[str], others: Sequence[str]
+) -> None:
+    """One profile for all links, or one for each direction between a server and whoever is no server."""
+    profile = choices.below(len(JITTERS_S) + 1, "stress: delays")
+    if profile < len(JITTERS_S):
+        links = [("*", "*", profile)] if profile else []
+    else:
+        pairs = [pair for a in servers for b in others for pair in ((a, b), (b, a))]
+        links = [
+            (*pair, choices.below(len(JITTERS_S), f"stress: delays from {pair[0]} to {pair[1]}"))
+            for pair in pairs
+        ]
+    for source, target, jitter in links:
+        network.links.shape(source, target, jitter_s=JITTERS_S[jitter])
 
 
 def _drawn(choices: Choices, label: str, do: Kind, servers: list[str], others: list[str]) -> Fault:

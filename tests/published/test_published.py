@@ -59,14 +59,14 @@ SCENARIOS: Final = (
     Scenario("mcp_", 6),
     Scenario("quart_", 15),
     Scenario("redis_", 15),
-    # It reads on after the end: 10 to 23 %.
+    # It reads on after the end: 10 to 26 %.
     Scenario("redio_", 90, "step limit: "),
     # Answers get into those of another connection: 30 to 49 %.
     Scenario("redtrio_", 50, "error "),
     Scenario("ssl_", 15, has_certificates=True),
     # Readers stay behind a writer who gave up: 23 %.
     Scenario("locks/tricycle_", 80, "readers wait for writers only"),
-    # A request that is given up stops the reader: 38 %.
+    # A request that is given up stops the reader: 38 to 49 %.
     Scenario("trio_jsonrpc_", 40, "recovers: no answer"),
     Scenario("trio_websocket_", 15),
 )
