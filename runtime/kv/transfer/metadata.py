@@ -21,7 +21,7 @@ import trio
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot
 from ...protocol.transfer.description import decode_description, decode_descriptions
-from ...protocol.undecodable import UNDECODABLE, Unsigned, check_signed
+from ...protocol.undecodable import UNDECODABLE, UNSIGNED_REMEDY, Unsigned
 from .routes import RoutedMemory
 
 NIXL_METADATA_KEY: Final = "nixl_metadata"
@@ -109,8 +109,8 @@ class NixlMetadataStore:
     async def get(self, engine_id: str) -> NixlMetadata:
         """From the cache, or the control plane.
 
-        Raises `MetadataNotFoundError`, `RemoteProtocolError` for what is none, and what
-        `ControlPlane.get` raises.
+        Raises `MetadataNotFoundError`, also where no member has signed what is there, `RemoteProtocolError`
+        for what is none, and what `ControlPlane.get` raises.
         """
         key = self.key(engine_id)
         for _ in range(_READS_MAX):
@@ -121,6 +121,10 @@ class NixlMetadataStore:
             entry = await self._control.get(key)
             if entry is None:
                 break
+            if isinstance(entry.value, Unsigned):
+                # Whose it is puts his own back, once he hears of it.
+                why = f"{entry.value.fault}: {UNSIGNED_REMEDY}"
+                raise MetadataNotFoundError(f"metadata of {engine_id}: {why}")
             metadata = self._parse(engine_id, entry.value)
             # What the watch was told while we read may be the end of what we have read: nobody
             # would ever drop it from the cache.
@@ -130,7 +134,7 @@ class NixlMetadataStore:
         raise MetadataNotFoundError(f"metadata not found for engine {engine_id}")
 
     async def find(self, engine_id: str, *, patience_s: float) -> NixlMetadata:
-        """As `get`, but an engine that is not there is asked for again for `patience_s` seconds.
+        """As `get`, but an engine that is not there, or whose entry no member signed, is asked for again for `patience_s` seconds.
 
         Whoever names a peer knows that it lives. It may not be registered for a moment: a store
         that was away for longer than the leases comes back with nobody in it, and everybody puts
@@ -155,7 +159,6 @@ class NixlMetadataStore:
         self._cached.pop(engine_id, None)
 
     def _parse(self, engine_id: str, value: bytes) -> NixlMetadata:
-        check_signed(f"metadata of {engine_id}", value)
         if len(value) > METADATA_BYTES_MAX:
             raise RemoteProtocolError(f"metadata of {engine_id} has {len(value)} bytes")
         try:

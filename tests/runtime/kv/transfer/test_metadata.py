@@ -268,11 +268,18 @@ async def test_metadata_that_no_member_signed_are_none_and_end_nobody(
     writer, reader = (NixlMetadataStore("dynamo", members) for _ in range(2))
     his = writer.encode("e", metadata("e", "his"))
     await control.put("dynamo/nixl_metadata/e", his)
-    with pytest.raises(RemoteProtocolError, match="has no signature"):
+    with pytest.raises(MetadataNotFoundError, match="has no signature"):
         await reader.get("e")
-    await writer.put("e", metadata("e", "a1"), lease_id=0)
     gone: list[str] = []
     async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def put_back() -> None:
+            await trio.sleep(0.5)
+            await writer.put("e", metadata("e", "a1"), lease_id=0)
+
+        assert (await reader.find("e", patience_s=5)).agent_name == "a1"
+        reader.drop("e")
         nursery.start_soon(reader.watch, gone.append)
         await trio.sleep(1)
         assert (await reader.get("e")).agent_name == "a1"
