@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import chdir
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from trinamo.sim.disk.disk import Disk
 from trinamo.sim.disk.process import Descriptors, Process
@@ -83,6 +83,12 @@ class Player:
             return "opened"
         return plain(answer)
 
+    def seeks_the_end_of_a_folder(self, name: str, *args: Any) -> bool:
+        """Where that is, each of Linux's file systems says otherwise."""
+        if name != "lseek" or args[2] != os.SEEK_END or not self._slots:
+            return False
+        return stat.S_ISDIR(self._api.fstat(self._slots[args[0] % len(self._slots)]).st_mode)
+
     def end(self) -> None:
         for fd in self._slots:
             self._api.close(fd)
@@ -108,6 +114,8 @@ def simulated() -> Process:
 
 @settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=25))
+@example([("open", "d", os.O_CREAT | os.O_WRONLY), ("symlink", "a", "d/")])
+@example([("open", "d", os.O_CREAT | os.O_WRONLY), ("link", "d", "d/"), ("mkdir", "d/", 0o777)])
 def test_every_sequence_of_calls_is_answered_as_by_the_kernel(played: list[Any]) -> None:
     here = simulated()
     mine = Player(here)
@@ -118,6 +126,8 @@ def test_every_sequence_of_calls_is_answered_as_by_the_kernel(played: list[Any])
             try:
                 for name, *args in played:
                     if name == "chdir" and args == [".."] and os.getcwd() == f"{folder}/x":
+                        continue
+                    if real.seeks_the_end_of_a_folder(name, *args):
                         continue
                     assert mine.play(name, *args) == real.play(name, *args), (name, args)
             finally:

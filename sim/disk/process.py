@@ -112,9 +112,16 @@ class Process:
             raise failed(errno.ENOENT, path)
         return inode
 
+    def _last(self, path: Path, dir_fd: int | None) -> Spot:
+        """The place that is itself to be filled or emptied: slashes behind a link's name do not lead beyond it."""
+        try:
+            return self._find(os.fsdecode(path).rstrip("/") or path, dir_fd, follow=False)
+        except OSError as error:
+            raise failed(error.errno or errno.EIO, path) from None
+
     def _free(self, path: Path, dir_fd: int | None, *, is_folder: bool = False) -> Spot:
-        """A place for something new."""
-        spot = self._find(path, dir_fd, follow=False)
+        """A place for something new. That something is there comes before that it is no folder."""
+        spot = self._last(path, dir_fd)
         if spot.inode is not None:
             raise failed(errno.EEXIST, path)
         if _is_slashed(path) and not is_folder:
@@ -130,11 +137,14 @@ class Process:
 
     def open(self, path: Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         is_new = flags & (os.O_CREAT | os.O_EXCL) == os.O_CREAT | os.O_EXCL
+        if flags & os.O_CREAT and _is_slashed(path):
+            self._last(path, dir_fd)
+            raise failed(errno.EISDIR, path)
         spot = self._find(path, dir_fd, follow=not (is_new or flags & os.O_NOFOLLOW))
         inode, full = spot.inode, self._full(path, dir_fd)
         if isinstance(inode, Folder) and flags & os.O_TMPFILE == os.O_TMPFILE:
             inode = self.disk.unnamed(f"{full}/(unnamed)", mode & 0o7755)
-        if refusal := _refusal(inode, flags, is_slashed=_is_slashed(path)):
+        if refusal := _refusal(inode, flags):
             raise failed(refusal, path)
         if inode is None:
             inode = self.disk.make(File, spot, mode & 0o7755, full)
@@ -153,7 +163,7 @@ class Process:
         self.disk.make(Folder, spot, mode & 0o7755, self._full(path, dir_fd))
 
     def rmdir(self, path: Path, *, dir_fd: int | None = None) -> None:
-        spot = self._find(path, dir_fd, follow=False)
+        spot = self._last(path, dir_fd)
         if spot.inode is None:
             raise failed(errno.ENOENT, path)
         if not isinstance(spot.inode, Folder):
@@ -167,11 +177,13 @@ class Process:
         self.disk.change("rmdir", self._full(path, dir_fd), (spot.folder, spot.name, None))
 
     def unlink(self, path: Path, *, dir_fd: int | None = None) -> None:
-        spot = self._find(path, dir_fd, follow=False)
+        spot = self._last(path, dir_fd)
         if spot.inode is None:
             raise failed(errno.ENOENT, path)
         if isinstance(spot.inode, Folder):
             raise failed(errno.EISDIR, path)
+        if _is_slashed(path):
+            raise failed(errno.ENOTDIR, path)
         self.disk.change("unlink", self._full(path, dir_fd), (spot.folder, spot.name, None))
 
     remove = unlink
@@ -187,9 +199,9 @@ class Process:
         if not (self.has(src, src_dir_fd) and self.has(dst, dst_dir_fd)):
             raise failed(errno.EXDEV, src, dst)
         try:
-            source = self._find(src, src_dir_fd, follow=False)
-            target = self._find(dst, dst_dir_fd, follow=False)
-            if not _may_replace(source, target, is_slashed=_is_slashed(dst)):
+            source, target = self._last(src, src_dir_fd), self._last(dst, dst_dir_fd)
+            is_slashed = _is_slashed(src) or _is_slashed(dst)
+            if not _may_replace(source, target, is_slashed=is_slashed):
                 return
         except OSError as error:
             raise failed(error.errno or errno.EIO, src, dst) from None
@@ -388,9 +400,9 @@ class Process:
         self._described(fd)
 
     def pread(self, fd: int, n: int, offset: int) -> bytes:
-        _, file = self._file(fd)
         if n < 0 or offset < 0:
             raise failed(errno.EINVAL)
+        _, file = self._file(fd)
         return bytes(file.data[offset : offset + n])
 
     def read(self, fd: int, n: int) -> bytes:
@@ -409,9 +421,9 @@ class Process:
         return total
 
     def pwrite(self, fd: int, data: Any, offset: int) -> int:
-        description, file = self._file(fd, writes=True)
         if offset < 0:
             raise failed(errno.EINVAL)
+        description, file = self._file(fd, writes=True)
         # Linux appends whatever the offset says.
         at = len(file.data) if description.flags & os.O_APPEND else offset
         taken = self.disk.write(file, at, bytes(data)) if memoryview(data) else 0
@@ -480,12 +492,10 @@ def _is_slashed(path: Path) -> bool:
     return not isinstance(path, int) and os.fsdecode(path).endswith("/")
 
 
-def _refusal(inode: Inode | None, flags: int, *, is_slashed: bool) -> int:
+def _refusal(inode: Inode | None, flags: int) -> int:
     """The error of opening what is there, or is not, with these flags; 0 for none."""
     if inode is None:
-        if not flags & os.O_CREAT:
-            return errno.ENOENT
-        return errno.EISDIR if is_slashed else 0
+        return 0 if flags & os.O_CREAT else errno.ENOENT
     if flags & os.O_CREAT and flags & os.O_EXCL:
         return errno.EEXIST
     if isinstance(inode, Symlink):
