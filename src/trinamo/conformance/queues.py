@@ -226,14 +226,18 @@ class WorkQueueConformance:
         for settle in (queue.ack, queue.nak, queue.extend):
             assert await settle(job) is Settlement.STALE
 
-    async def test_a_lease_that_is_extended_does_not_expire(self, short_queue: WorkQueue) -> None:
-        await short_queue.put("job", b"")
-        job = await taken(short_queue)
-        for _ in range(6):
-            await trio.sleep(0.15)
-            assert await short_queue.extend(job) is Settlement.APPLIED
-        assert await short_queue.take(wait_s=0) is None
-        assert await short_queue.ack(job) is Settlement.APPLIED
+    async def test_a_lease_that_is_extended_does_not_expire(
+        self, plane: EventPlane, name: str
+    ) -> None:
+        limits = QueueLimits(visibility_timeout_s=1.5, attempts_max=2)
+        async with plane.work_queue(name, limits=limits) as queue:
+            await queue.put("job", b"")
+            job = await taken(queue)
+            for _ in range(4):
+                await trio.sleep(limits.visibility_timeout_s / 3)
+                assert await queue.extend(job) is Settlement.APPLIED
+            assert await queue.take(wait_s=0) is None
+            assert await queue.ack(job) is Settlement.APPLIED
 
     async def test_a_naked_job_comes_again_at_once(self, queue: WorkQueue) -> None:
         await queue.put("job", b"")
