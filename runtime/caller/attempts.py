@@ -14,14 +14,13 @@ from typing import Any
 import trio
 
 from ..context import Context
-from ..deadlines import Deadlines
 from ..errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
 from ..planes import InputRegistration, PostedRequest, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.streams.request import Envelope, RequestAnswer, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
-from ..sinks import Sink
+from ..sinks import Deadlines, Sink
 from .router import Router
 from .search import Asked
 

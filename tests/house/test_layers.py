@@ -42,7 +42,7 @@ FOR_TRANSPORTS = tuple(
     f"runtime.{name}*"
     for name in (
         *("protocol.", "planes", "errors", "config", "env", "context", "logs", "metrics"),
-        *("deadlines", "nurseries", "retries", "sinks", "worker.requests"),
+        *("asyncio_loop", "nurseries", "retries", "sinks", "worker.requests"),
     )
 )
 
@@ -59,7 +59,7 @@ LAYERS = (
     Layer("runtime.protocol*", ("runtime.protocol*", "runtime.errors*"), ("attrs", "msgspec", "typing_extensions")),
     Layer("runtime.http*", ("runtime*",), (*EVERYWHERE, "starlette")),
     Layer("runtime.view*", ("runtime*",), (*EVERYWHERE, "starlette")),
-    Layer("runtime.engines.own.asyncio_loop", ("runtime*",), (*EVERYWHERE, "trio_asyncio")),
+    Layer("runtime.asyncio_loop", (), ("trio_asyncio",)),
     Layer("runtime.engines*", ("runtime*",), (*EVERYWHERE, "numpy", "cyllama", "gguf", "tokenizers", "jinja2", "llguidance")),
     Layer("runtime.kv*", ("runtime*",), (*EVERYWHERE, "numpy")),
     Layer("runtime.config*", ("runtime.config*", "runtime.errors*"), ("attrs", "msgspec", "yaml")),
@@ -69,7 +69,7 @@ LAYERS = (
     Layer("transports.assembly*", ("runtime*", "transports*"), EVERYWHERE),
     Layer("transports.one_sided*", (*FOR_TRANSPORTS, "transports.one_sided*"), EVERYWHERE),
     Layer("transports.etcd*", (*FOR_TRANSPORTS, "transports.etcd*"), (*EVERYWHERE, "grpc", "google")),
-    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.security*", "transports.nats*"), (*EVERYWHERE, "nats", "trio_asyncio")),
+    Layer("transports.nats*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.security*", "transports.nats*"), (*EVERYWHERE, "nats")),
     Layer("transports.tcp.transfer.sealed", (*FOR_TRANSPORTS, "transports.sockets*"), (*EVERYWHERE, "cryptography")),
     Layer("transports.tcp*", (*FOR_TRANSPORTS, "transports.sockets*", "transports.security*", "transports.tcp*"), EVERYWHERE),
     Layer("transports.memory*", (*FOR_TRANSPORTS, "transports.memory*"), EVERYWHERE),
@@ -91,7 +91,14 @@ LAYERS = (
 
 # Threads, child processes and asyncio cannot be simulated: they stay at the edges.
 UNSIMULATED = ("asyncio", "concurrent", "multiprocessing", "selectors", "subprocess", "threading")
-MAY_BE_UNSIMULATED = ("runtime.engines*", "transports.*", "sim*", "cli*", "conformance*")
+MAY_BE_UNSIMULATED = (
+    "runtime.asyncio_loop",
+    "runtime.engines*",
+    "transports.*",
+    "sim*",
+    "cli*",
+    "conformance*",
+)
 
 
 def rule_of(source: Source) -> Layer:

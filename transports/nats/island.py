@@ -23,8 +23,7 @@ import logging
 import math
 import random
 import ssl
-import warnings
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ import trio
 from nats.aio.client import Client
 from typing_extensions import override
 
+from trinamo.runtime.asyncio_loop import Tasks, open_loop
 from trinamo.runtime.config.planes import NatsConfig, TlsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
@@ -99,14 +99,6 @@ def tls_context(section: TlsConfig) -> ssl.SSLContext | None:
     if section.cert_file is not None:
         context.load_cert_chain(section.cert_file, section.key_file)
     return context
-
-
-with warnings.catch_warnings():
-    # On Python 3.12 and 3.13 trio-asyncio subclasses asyncio's deprecated child watchers when it
-    # is imported. Nothing here starts a subprocess through asyncio.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*ChildWatcher.*")
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*child.watcher.*")
-    import trio_asyncio
 
 
 class TlsRefusedError(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types
@@ -235,6 +227,7 @@ class Island(Line):
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._confirmations: set[asyncio.Task[None]] = set()
+        self._tasks: Tasks = {}
 
     # --- trio's side: plain calls, and the two ends of the life ---------------------------------
 
@@ -269,8 +262,7 @@ class Island(Line):
         finished = trio.Event()
         error: BaseException | None = None
         with self._scope:
-            async with trio_asyncio.open_loop() as loop:
-                loop.set_exception_handler(self._on_loop_error)
+            async with open_loop(self._on_loop_error) as (loop, self._tasks):
                 loop.getaddrinfo = self._look_up
                 main: asyncio.Task[None] = loop.create_task(self._main())
                 main.add_done_callback(lambda _: finished.set())
@@ -295,7 +287,7 @@ class Island(Line):
         attempt = 0
         while not self.is_closing and self._open_error is None:
             client = NatsClient(needs_tls=self.options.needs_tls)
-            closed = asyncio.Event()
+            closed, ours = asyncio.Event(), set(self._tasks)
             try:
                 error = await self._connect(client, closed)
                 if error is None:
@@ -316,7 +308,7 @@ class Island(Line):
                     serving.cancel()
             finally:
                 self._forget(client)
-                await self._dispose(client, closed)
+                await self._dispose(client, closed, ours)
             if self._bug is not None:
                 raise self._bug
             if error is not None and not self._opened.is_set():
@@ -481,8 +473,11 @@ class Island(Line):
             confirmation.cancel()
         self.forget()
 
-    async def _dispose(self, client: Any, closed: asyncio.Event) -> None:
-        """Close the client in good order if the server plays along, else abort its socket."""
+    async def _dispose(self, client: Any, closed: asyncio.Event, ours: Collection[Any]) -> None:
+        """Close the client in good order if the server plays along, else abort its socket.
+
+        No task is left but `ours`.
+        """
         patience_s = self._patience_s() if self.is_closing else ABORT_GRACE_S
         goodbye = asyncio.ensure_future(say_goodbye(client, closed, patience_s))
         await asyncio.wait({goodbye}, timeout=patience_s)
@@ -495,6 +490,12 @@ class Island(Line):
         elif (error := goodbye.exception()) is not None:
             self._notices.warn("close", error)
             abort(client)
+        # nats-py forgets those of its subscriptions if the connection breaks while it is closed.
+        its = [each for each in self._tasks if each not in ours]
+        for each in its:
+            each.cancel()
+        if its:
+            await asyncio.wait(its, timeout=ABORT_GRACE_S)
 
     def _connect_error(self, reason: str) -> ConnectError:
         if "no servers available" in reason and self.last_error:
@@ -507,7 +508,7 @@ class Island(Line):
             self._notices.warn("cannot reconnect", f"{servers}: {reason}")
         return ConnectError(f"cannot connect to NATS at {servers}: {reason}")
 
-    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_loop_error(self, context: dict[str, Any]) -> None:
         """An exception nobody asked for: nats-py's tasks die of one when a connection breaks.
 
         trio-asyncio would raise it in the loop's nursery and so end the plane. What is a bug of

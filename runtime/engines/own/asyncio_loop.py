@@ -11,24 +11,16 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 -- engines written for it; this module is where it is allowed
 import contextvars
 import logging
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import trio
 
+from ...asyncio_loop import current_loop, open_loop
 from ...errors import EngineError
 from ...nurseries import open_nursery
 from ...sinks import Iteration
-
-with warnings.catch_warnings():
-    # On Python 3.12 and 3.13 trio-asyncio subclasses asyncio's deprecated child watchers when it
-    # is imported.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*ChildWatcher.*")
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*child.watcher.*")
-    import trio_asyncio
-
 
 _log = logging.getLogger("trinamo.engines")
 T = TypeVar("T")
@@ -51,7 +43,7 @@ class AsyncioLoop:
     ) -> asyncio.Task[None]:
         # The request's: what its log lines carry is there.
         context = contextvars.copy_context()
-        context.run(trio_asyncio.current_loop.set, self._loop)
+        context.run(current_loop.set, self._loop)
         task: asyncio.Task[None] = self._loop.create_task(run(), context=context)
         task.add_done_callback(ended)
         return task
@@ -132,13 +124,12 @@ async def open_asyncio_loop() -> AsyncIterator[AsyncioLoop]:
 
 async def _hold_loop(*, task_status: trio.TaskStatus[AsyncioLoop]) -> None:
     """The loop's life, in a task of its own: nobody else finds it as the running one."""
-    async with trio_asyncio.open_loop() as loop:
-        loop.set_exception_handler(_log_error)
+    async with open_loop(_log_error) as (loop, _):
         task_status.started(AsyncioLoop(loop))
         await trio.sleep_forever()
 
 
-def _log_error(_: asyncio.AbstractEventLoop, failure: dict[str, Any]) -> None:
+def _log_error(failure: dict[str, Any]) -> None:
     """What nobody awaits has failed: logged, as asyncio does; trio-asyncio would end the process."""
     error = failure.get("exception")
     wants_traceback = _log.isEnabledFor(logging.DEBUG)

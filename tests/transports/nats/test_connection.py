@@ -9,9 +9,11 @@ import ssl
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from nats.aio.client import Client
 
 from tests.certificates import Authority
 from tests.transports.nats.brokers import (
@@ -26,6 +28,7 @@ from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, RequestError, UnavailableError
 from trinamo.runtime.planes import EventPlane, Message
 from trinamo.transports.nats import NatsEventPlane, open_nats
+from trinamo.transports.nats.island import Island
 from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue.streams import PROBE_SUBJECT
 from trinamo.transports.servers.binaries import find_nats_server
@@ -276,6 +279,35 @@ async def test_a_server_that_falls_silent_counts_as_gone() -> None:
             server.child.send_signal(signal.SIGCONT)
             await wait_back(plane)
             assert plane.connection_count >= 2
+
+
+async def test_a_connection_that_breaks_as_it_is_closed_leaves_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nats-py forgets its tasks then, and what the collector ends asks for a turn wherever that is."""
+
+    flush = Client._flush_pending
+
+    async def breaks(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.is_closed:
+            raise ConnectionResetError
+        await flush(self, *args, **kwargs)
+
+    with private_server(find_nats_server()) as server, trio.fail_after(60):
+        async with open_nats([server.url]) as plane, plane.subscribe("a"), plane.subscribe("b"):
+            await plane.check_health()
+            island = plane._line
+            assert isinstance(island, Island)
+            before = len(island._tasks)
+            monkeypatch.setattr(Client, "_flush_pending", breaks)
+            for _ in range(3):
+                server.kill()
+                await wait_away(plane)
+                server.start()
+                await wait_back(plane)
+            monkeypatch.setattr(Client, "_flush_pending", flush)
+            # What confirms the subscriptions ends as well.
+            await until(lambda: len(island._tasks) <= before)
 
 
 async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(url: str) -> None:
