@@ -128,7 +128,7 @@ const GLYPHS = { good: "●", warn: "◐", bad: "✕", off: "○" };
 
 export function kindOf(state) {
   if (["ready", "live"].includes(state)) return "good";
-  if (["draining", "registered", "unregistered", "inhibited", "starting", "degraded"].includes(state)) return "warn";
+  if (["draining", "registered", "unregistered", "inhibited", "starting", "degraded", "waiting"].includes(state)) return "warn";
   return state === "" ? "off" : "bad";
 }
 

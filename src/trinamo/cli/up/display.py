@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 _COLORS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
-_STATE_STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}
+_STATE_STYLES: Final = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "waiting": "yellow",
+}
 _NAME_WIDTH: Final = 10
 LINE_CHARACTERS_MAX: Final = 8192
 """Of a line that a child has written; its own log is cut earlier."""
