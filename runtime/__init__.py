@@ -11,7 +11,7 @@ One room a concern; the first four are also the way of one request:
 memory and how it moves, `queues/` work queues, `events/` what must not be missed, `planes/` what a
 transport must offer, `protocol/` bytes, events and tables, sans-IO; `config/`, `metrics/`, `logs/`
 are what they say. What everything imports is here: `errors.py`, `context.py` (one request's
-cancellation), `env.py` (the seam the simulator replaces), `nurseries.py`, `retries.py`,
+cancellation), `env.py` (the seam the simulator replaces), `nurseries.py`, `deadlines.py`,
 `asyncio_loop.py` (what is written for asyncio runs there).
 
 What is public of it, `import trinamo` offers (`src/trinamo/__init__.pyi`).

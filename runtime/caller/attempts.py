@@ -14,13 +14,14 @@ from typing import Any
 import trio
 
 from ..context import Context
+from ..deadlines import Deadlines
 from ..errors import DisconnectedError, KilledError, RemoteProtocolError, TrinamoError
 from ..planes import InputRegistration, PostedRequest, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.streams.request import Envelope, RequestAnswer, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
-from ..sinks import Deadlines, Sink
+from ..sinks import Sink
 from .router import Router
 from .search import Asked
 
@@ -194,6 +195,7 @@ class _Decoding(Sink[bytes]):
     __slots__ = ("_decode", "_sink")
 
     def __init__(self, decode: Callable[[bytes], Any], sink: Sink[Any]) -> None:
+        super().__init__()
         self._decode, self._sink = decode, sink
 
     def on_room(self, listener: Callable[[], None]) -> None:

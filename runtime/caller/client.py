@@ -19,6 +19,7 @@ import trio
 
 from ..config.router import RouterConfig
 from ..context import Context
+from ..deadlines import Deadlines
 from ..env import Env, draw_id
 from ..errors import (
     DisconnectedError,
@@ -32,7 +33,7 @@ from ..protocol.discovery.instances import Instance
 from ..protocol.kv.names import RoutingHint
 from ..protocol.streams.request import Envelope, RequestKind, attempt_id, raise_for_nack
 from ..protocol.undecodable import UNDECODABLE
-from ..sinks import Deadlines, Sink
+from ..sinks import Sink
 from ..traces.ring import Traces
 from ..traces.trace import NO_TRACE, Leg
 from .attempts import Attempt, StreamAttempt, check_killed

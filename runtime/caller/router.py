@@ -43,12 +43,12 @@ from ..planes import (
     Snapshot,
     WatchEvent,
 )
+from ..planes.retries import Retries
 from ..protocol.discovery.candidates import TOLD_LOAD, Group, Policy, Standing, pick
 from ..protocol.discovery.instances import EndpointName, Instance, decode_instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.kv.names import RoutingHint
 from ..protocol.undecodable import Unsigned
-from ..retries import Retries
 from .instances import InstanceReports, Instances
 from .kv.routing import KvRouting
 from .liveness import Monitor, Route, best_route

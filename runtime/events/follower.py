@@ -19,6 +19,7 @@ from ..errors import OverloadedError, RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane, Message
+from ..planes.retries import Retries
 from ..protocol.events.sequence import (
     SequenceCounts,
     SequencedEvent,
@@ -32,7 +33,6 @@ from ..protocol.events.sequence import (
     encode_request,
 )
 from ..protocol.undecodable import decoded
-from ..retries import Retries
 from .source import event_subject, snapshot_subject
 
 _log = logging.getLogger("trinamo.events")

@@ -16,6 +16,7 @@ from ..errors import RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
 from ..planes import EventPlane, Message
+from ..planes.retries import Retries
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.events.sequence import (
     SequencedEvent,
@@ -25,7 +26,6 @@ from ..protocol.events.sequence import (
     encode_event,
     encode_snapshot,
 )
-from ..retries import Retries
 
 
 def topic_of(kind: str, endpoint: EndpointName) -> str:

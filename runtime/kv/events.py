@@ -22,10 +22,10 @@ from ..events.source import EventSource, topic_of
 from ..metrics.tallies import Registry
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, EventPlane
+from ..planes.retries import Retries
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.kv.events import BlockSet, KvEvent, encode_batch, next_batch
 from ..protocol.kv.names import HASH_BYTES, BlockNames
-from ..retries import Retries
 
 KV_TOPIC: Final = "kv2"
 """Named after its format: who speaks an older one neither hears this nor is heard."""

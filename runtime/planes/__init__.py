@@ -2,7 +2,8 @@
 
 A *plane* is a kind of traffic, a *transport* a technology that carries it. The runtime knows only
 these interfaces; `transports.assembly` puts concrete transports behind them. One conformance suite per
-interface lives in `tests/conformance/` and runs on every implementation.
+interface lives in `tests/conformance/` and runs on every implementation. What runs beside the requests and
+a plane may refuse, such as a watch, is tried again by `retries.py`.
 
 Cancellation: every method here may be cancelled at any checkpoint. A cancelled write has an
 unknown outcome, exactly like one that raised `UnknownOutcomeError`.

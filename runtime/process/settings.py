@@ -29,8 +29,8 @@ from ..config.source import nearest
 from ..errors import RequestError
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ..planes.retries import Retries
 from ..protocol.undecodable import UNDECODABLE, Unsigned
-from ..retries import Retries
 from ..sinks import Changes
 
 _log = logging.getLogger("trinamo.settings")

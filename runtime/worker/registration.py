@@ -35,9 +35,9 @@ from ..logs.notices import LogNotices
 from ..metrics.metrics import Metrics
 from ..nurseries import open_nursery
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
+from ..planes.retries import Retries
 from ..protocol.discovery.lease import LeaseTimer
 from ..protocol.undecodable import Unsigned
-from ..retries import Retries
 from ..sinks import Changes
 
 Render = Callable[[int], bytes]

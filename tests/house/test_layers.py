@@ -42,7 +42,7 @@ FOR_TRANSPORTS = tuple(
     f"runtime.{name}*"
     for name in (
         *("protocol.", "planes", "errors", "config", "env", "context", "logs", "metrics"),
-        *("asyncio_loop", "nurseries", "retries", "sinks", "worker.requests"),
+        *("asyncio_loop", "deadlines", "nurseries", "sinks", "worker.requests"),
     )
 )
 

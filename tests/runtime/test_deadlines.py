@@ -7,7 +7,7 @@ import math
 import trio
 from trio.testing import MockClock
 
-from trinamo.runtime.sinks import Deadlines
+from trinamo.runtime.deadlines import Deadlines
 
 
 async def test_what_has_begun_expires_at_its_time_and_what_has_ended_does_not(

@@ -25,7 +25,7 @@ from .serving import Answering, GeneratorEngine
 from .telling import told
 
 if TYPE_CHECKING:
-    from .asyncio_loop import AsyncioLoop
+    from .asyncio_engines import AsyncioLoop
 
 
 LoopName = Literal["trio", "asyncio"]
@@ -102,7 +102,7 @@ class EngineDefinition:
         loop: AsyncioLoop | None = None
         if self.loop == "asyncio":
             # It brings asyncio along, which nobody else need pay for.
-            from .asyncio_loop import open_asyncio_loop  # noqa: PLC0415
+            from .asyncio_engines import open_asyncio_loop  # noqa: PLC0415
 
             loop = await stack.enter_async_context(open_asyncio_loop())
         if inspect.isasyncgenfunction(self.factory):

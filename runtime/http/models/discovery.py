@@ -20,11 +20,11 @@ from ...errors import TrinamoError
 from ...metrics.metrics import entries_refused
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, Delete, Put, Resync, Snapshot, WatchEvent
+from ...planes.retries import Retries
 from ...protocol.discovery.instances import EndpointName
 from ...protocol.discovery.model_cards import MODEL_PREFIX, ModelChange, ModelTable
 from ...protocol.openai.generate import ModelCard
 from ...protocol.undecodable import UNSIGNED_REMEDY
-from ...retries import Retries
 from .models import ModelManager, RoutedEngine
 
 _log = logging.getLogger("trinamo.http")

@@ -36,6 +36,7 @@ from ...errors import (
 )
 from ...nurseries import open_nursery
 from ...planes import ControlPlane, TransferReport
+from ...planes.retries import Retries
 from ...protocol.transfer.description import (
     Direction,
     check_compatible,
@@ -43,7 +44,6 @@ from ...protocol.transfer.description import (
     decode_descriptions,
 )
 from ...protocol.transfer.settlement import PeerDescriptor, decode_peer, encode_peer
-from ...retries import Retries
 from ...worker.registration import Registrar
 from ..regions import KvCache
 from .leases import BlockLeases, open_block_leases

@@ -27,9 +27,10 @@ import h2.settings
 import trio
 
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.http.exchanges import Headers
 from trinamo.runtime.nurseries import open_nursery
-from trinamo.runtime.sinks import Changes, Deadlines
+from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, abort
 
 from ..carried import CarriedExchange, CarriedHead

@@ -13,7 +13,7 @@ import trio
 
 import trinamo
 from trinamo import Context, Delta, EngineError, FinishReason, GenerateRequest, GenerationEngine
-from trinamo.runtime.engines.own.asyncio_loop import ITEMS_MAX
+from trinamo.runtime.engines.own.asyncio_engines import ITEMS_MAX
 from trinamo.runtime.worker.endpoint import single_error
 
 seen: list[str] = []

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from .errors import TrinamoError
+from ..errors import TrinamoError
 
 PAUSE_MIN_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
