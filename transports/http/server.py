@@ -141,7 +141,8 @@ class Server:
                     task_status=task_status,
                 )
             for each in kept:
-                with suppress(BlockingIOError):
+                # Until nobody is left, or no descriptor.
+                with suppress(OSError):
                     while True:
                         stream = trio.SocketStream(trio.socket.from_stdlib_socket(each.accept()[0]))
                         connections.start_soon(self._serve_connection, stream)
