@@ -80,7 +80,8 @@ def test_a_prompt_that_a_single_threaded_upstream_computes_for_long_is_answered(
     url = f"http://127.0.0.1:{server.server_port}/v1"
     often = "worker.upstream.health_interval_s=0.1"
     soon = "worker.upstream.health_failures_max=1"
-    arguments = ["--upstream", url, "--set", often, "--set", soon, "--set", "router.wait_s=0.1"]
+    briefly = ["--set", "router.wait_s=0.1", "--set", "http.queue_timeout_s=0.5"]
+    arguments = ["--upstream", url, "--set", often, "--set", soon, *briefly]
     frontend = place.start("frontend", "--port", "0", *arguments)
     try:
         wait_for(lambda: "ready: url" in place.output, START_TIMEOUT_S, "the frontend's start")
