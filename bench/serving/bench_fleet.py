@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from roles.processes import Peer
 
 from tests.servers import session_etcd, session_nats
+from trinamo.cli.serve.resources import settle_memory
 from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.context import Context
@@ -206,6 +207,7 @@ async def call(size: int, config: Config, requests: int) -> None:
         opened.append(Caller(runtime, service))
 
     def is_ready(facts: FrontendReady) -> None:
+        settle_memory(maps_bodies=True)
         where.append(facts)
         ready.set()
 
