@@ -1,4 +1,4 @@
-"""Starlette on hypercorn, asked by httpx through a pool of three, by tasks that give up."""
+"""Starlette on hypercorn, asked by httpx, by tasks that give up; a pool with a bound is `httpcore_.py`."""
 
 from functools import partial
 
@@ -27,9 +27,8 @@ async def hypercorn_answers(world, network):
         assert answer.text == name * 200
 
     async def use():
-        limits = httpx.Limits(max_connections=3)
         async with (
-            httpx.AsyncClient(limits=limits, trust_env=False) as client,
+            httpx.AsyncClient(limits=httpx.Limits(), trust_env=False) as client,
             trio.open_nursery() as nursery,
         ):
             for number in range(5):
