@@ -35,7 +35,7 @@ from trinamo.transports.security.sealing import SealedEvents, Sealer
 from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore
-from ..services.etcd.connector import Connector
+from ..services.etcd.channel import SimulatedChannel
 from .planting import NOTHING, Patch, bug, instead_of, stands
 
 # --- leases and watches -------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def herd_without_jitter() -> list[Patch]:
     """Everyone who lost the store at one moment comes back at one moment."""
     # Each would do to keep a herd apart: one dials, one opens streams, the others register and renew.
     own = [(Registrar, "_jitter"), (Registrar, "_early")]
-    owners: list[tuple[Any, str]] = [(Connector, "_jitter"), (EtcdClient, "jittered"), *own]
+    owners: list[tuple[Any, str]] = [(SimulatedChannel, "_jitter"), (EtcdClient, "jittered"), *own]
     return [(owner, name, lambda _, seconds: seconds) for owner, name in owners]
 
 
@@ -136,7 +136,7 @@ def silence_is_health() -> list[Patch]:
         open_keeper(self, client, table, silence_s=math.inf)
 
     return [
-        (Connector, "_listen_for_silence", trusting),
+        (SimulatedChannel, "_listen_for_silence", trusting),
         (WatchKeeper, "__init__", patient),
     ]
 

@@ -12,7 +12,7 @@ reads and back-pressure then come from the network that carries everything else,
 again is code that runs. Faults on single messages are rules of the service's `interceptor`.
 
 Read in this order: `machine.py`, `interception.py`, `peer.py`; then `etcd/wire.py`, `etcd/server.py`,
-`etcd/connector.py`, `etcd/channel.py`; and `nats/wire.py`, `nats/broker.py`, `nats/jetstream.py`,
+`etcd/channel.py`; and `nats/wire.py`, `nats/broker.py`, `nats/jetstream.py`,
 `nats/server.py`.
 """
 

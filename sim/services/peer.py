@@ -4,7 +4,7 @@
 the waiting. Bytes travel over trio's own streams, hence over the simulated network: they are torn,
 cut, reset and held up like everybody's.
 
-What this module does not do: say what a frame means (`services/wire.py`), connect again (`connector.py`).
+What this module does not do: say what a frame means (`services/wire.py`), connect again (`etcd/channel.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import trio
 from tests.sim.services.clusters import TTL_S, Herd
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
 from trinamo.runtime.worker.registration import Registrar
-from trinamo.sim.services.etcd.connector import Connector
+from trinamo.sim.services.etcd.channel import SimulatedChannel
 from trinamo.transports.etcd.client import EtcdClient
 
 SEEDS = range(4)
@@ -151,9 +151,9 @@ def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
 def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """S4's planted mutant: with the jitter taken out, all renew in the same tenth of a second."""
     steady = SimpleNamespace(uniform=lambda _low, _high: 1.0, getrandbits=lambda _bits: 0)
-    start = Connector.__init__
+    start = SimulatedChannel.__init__
     monkeypatch.setattr(
-        Connector,
+        SimulatedChannel,
         "__init__",
         lambda self, *args, **options: start(self, *args, **options | {"rng": steady}),
     )

@@ -10,7 +10,7 @@ import trio
 
 from trinamo.runtime.protocol.streams.codec import Frame, FrameDecoder, encode_frame
 from trinamo.sim import Network, SeedChoices, World
-from trinamo.sim.services.etcd.connector import Connector
+from trinamo.sim.services.etcd.channel import SimulatedChannel
 from trinamo.sim.services.peer import StreamPeer
 
 PORT, SILENCE_S = 7000, 6.0
@@ -20,7 +20,7 @@ HELLO = 0.01
 
 @attrs.define
 class Heard:
-    """The times at which a connector was told things."""
+    """The times at which a channel was told things."""
 
     opened_s: list[float] = attrs.Factory(list)
     lost_s: list[float] = attrs.Factory(list)
@@ -29,7 +29,7 @@ class Heard:
     frames: list[Frame] = attrs.Factory(list)
 
 
-class Waiting(Connector):
+class Waiting(SimulatedChannel):
     """One that writes down what it is told."""
 
     heard: Heard
@@ -53,22 +53,22 @@ class Waiting(Connector):
 
 
 class Line:
-    """A connector on one host and a server on another, which answers or does not."""
+    """A channel on one host and a server on another, which answers or does not."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.world = World(SeedChoices(1), ambient="raise")
         self.network = Network(self.world, tear_one_in=0, short_one_in=0)
         self.session = Heard()
-        self.connector: Connector
+        self.channel: SimulatedChannel
         self.answers = answers
 
     def play(self, story: Callable[[Line], Awaitable[None]]) -> None:
         async def client() -> None:
-            self.connector = connector = Waiting(
+            self.channel = channel = Waiting(
                 "server", PORT, rng=self.world.choices.stream("client"), silence_s=SILENCE_S
             )
-            connector.heard = self.session
-            await connector.run()
+            channel.heard = self.session
+            await channel.run()
 
         async def main() -> None:
             self.world.boot("server", trio.serve_tcp, self._answer, PORT)
@@ -110,7 +110,7 @@ def test_a_server_that_answers_is_asked_again_and_again_and_kept() -> None:
 
 def test_who_is_heard_is_not_asked() -> None:
     async def story(line: Line) -> None:
-        peer = line.connector.peer
+        peer = line.channel.peer
         assert peer is not None
         for _ in range(8):
             await trio.sleep(SILENCE_S / 4)
@@ -124,8 +124,8 @@ def test_a_server_that_cannot_be_dialled_is_tried_again_and_the_session_hears_of
     async def story(line: Line) -> None:
         line.world.kill("server")
         await trio.sleep(5)
-        assert line.connector.is_failing
+        assert line.channel.is_failing
         assert line.session.unreached_count > 3
-        assert "cannot connect to server" in line.connector.last_words
+        assert "cannot connect to server" in line.channel.last_words
 
     Line().play(story)
