@@ -409,7 +409,7 @@
   byId("verdict").classList.toggle("broken", Boolean(D.invariant));
   if (D.invariant && D.text.includes("\n")) { byId("evidence").hidden = false; byId("text").textContent = D.text; }
   byId("facts").textContent = [...D.facts.map(([n, v]) => `${n} ${v}`), `${D.messages.length} messages, ${D.notes.length} notes, ${D.steps} task steps not drawn`,
-    ...(D.guessed ? ["send times estimated from the sender's steps"] : []), "requests of messages inferred from their connections"].join(" · ");
+    "requests of messages inferred from their connections"].join(" · ");
   if (D.omitted) { byId("omitted").hidden = false; byId("omitted").textContent = D.omitted; }
   byId("time").max = Math.max(events.length - 1, 0);
   D.requests.forEach((name, r) => {

@@ -151,7 +151,6 @@ def _data(events: Events, about: About, lineage: Lineage) -> dict[str, Any]:
         "end": time(events.end_s),
         "facts": [[name[:100], value[:500]] for name, value in about.facts],
         "steps": events.step_count,
-        "guessed": events.sends_are_guessed,
         "omitted": " ".join(omitted),
         "hosts": list(hosts),
         "requests": list(requests),

@@ -89,8 +89,6 @@ class Attribution:
 ITEMS_MAX = 12_000
 TEXT_MAX = 300
 LABEL_MAX = 60
-LATENCY_GUESS_S = 0.0005
-"""What a segment is taken to need if its row does not say when it was sent."""
 TOKENS = ("engine.token", "stream.token")
 ENDS = {"exit": "left", "kill": "killed", "power_off": "without power"}
 VALUES_MAX = 1000
@@ -170,7 +168,6 @@ class Events:
     """What the numbers in notes were, over time: by host, and kind and name of the field."""
     end_s: float = 0.0
     step_count: int = 0
-    sends_are_guessed: bool = False
     omitted: str = ""
 
     @property
@@ -215,7 +212,6 @@ class _Reader:
         self._wrong: dict[tuple[str, str], float] = {}
         self._cuts: dict[str, dict[str, None]] = {}
         self._token_runs: dict[tuple[str, str, str], Note] = {}
-        self._steps: dict[str, list[float]] = {}
         self._hosts: dict[str, None] = {}
         self._called: dict[int, tuple[float, str, str]] = {}
 
@@ -224,9 +220,6 @@ class _Reader:
             return
         if row.kind == "step":
             self.events.step_count += 1
-            times = self._steps.setdefault(host_name(row.host), [])
-            if not times or times[-1] != row.time_s:
-                times.append(row.time_s)
             return
         fields: dict[str, Any] = dict(row.fields)
         if row.kind in OPERATIONS:
@@ -349,7 +342,7 @@ class _Reader:
         message = self._open.pop(key, None)
         if message is None:
             request = self._attribution.of_segment(connection, source, target, now_s)
-            sent_s = now_s if row.kind in ("held", "lost") else self._sent(source, now_s, fields)
+            sent_s = now_s if row.kind in ("held", "lost") else fields.get("sent_s", now_s)
             label = str(fields.get("label", ""))[:LABEL_MAX]
             message = DrawnMessage(sent_s, None, source, target, kind, text, request, label=label)
             self._add(message)
@@ -358,18 +351,6 @@ class _Reader:
         else:
             message.fate = "held back by a cut" if row.kind == "held" else "lost"
             self._open[key] = message
-
-    def _sent(self, source: str, land_s: float, fields: dict[str, Any]) -> float:
-        """When it left: as the row says, or at the sender's last step that is early enough."""
-        if isinstance(fields.get("sent_s"), (int, float)):
-            return float(fields["sent_s"])
-        self.events.sends_are_guessed = True
-        latest_s = land_s - 0.8 * LATENCY_GUESS_S
-        times = self._steps.get(source, [])
-        index = bisect_right(times, latest_s) - 1
-        if index >= 0 and land_s - times[index] < 4 * LATENCY_GUESS_S:
-            return times[index]
-        return max(0.0, land_s - LATENCY_GUESS_S)
 
     def _bus(self, row: Row, fields: dict[str, Any]) -> None:
         key = ("bus", fields.get("number"), fields.get("source"), fields.get("target"))

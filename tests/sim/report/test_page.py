@@ -66,13 +66,6 @@ def test_a_segment_goes_from_where_it_was_sent_to_the_other_end() -> None:
     assert (message.sent_s, message.land_s) == (0.25, 0.3)
 
 
-def test_a_send_time_that_is_not_recorded_is_the_last_step_of_the_sender() -> None:
-    step = row(0.2992, "a.1", "step", task=1, name="main")
-    events = events_of([*CONNECTED, step, segment("arrive", 0.3)])
-    assert events.sends_are_guessed
-    assert events.messages[-1].sent_s == 0.2992
-
-
 def test_a_held_segment_keeps_its_send_time_until_it_lands() -> None:
     events = events_of([*CONNECTED, segment("held", 0.2), segment("arrive", 3.0)])
     message = events.messages[-1]
@@ -248,7 +241,7 @@ def test_a_client_s_operations_are_bars_beside_its_lifeline_with_what_they_retur
     assert bars == [("a", 0.2, 0.5, "read() → 'x'"), ("b", 0.3, 2.0, "write(7) → no return")]
 
 
-def test_a_run_with_connections_needs_to_guess_no_time() -> None:
+def test_a_run_with_connections_says_when_each_segment_was_sent() -> None:
     world = World(SeedChoices(1))
     network = Network(world, latency_s=0.25, jitter_s=0.0)
     history = world.watch(Linearizability())
@@ -269,7 +262,6 @@ def test_a_run_with_connections_needs_to_guess_no_time() -> None:
 
     world.run(main)
     events = events_of(world.trace.rows)
-    assert not events.sends_are_guessed
     connect = next(each for each in events.messages if each.kind == "connect")
     assert (connect.sent_s, connect.land_s) == (0.1, 0.35)
     assert [(each.host, each.text) for each in events.bands] == [("client", "read() → None")]
