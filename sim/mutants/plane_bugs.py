@@ -25,7 +25,7 @@ from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.nats.outbox import Interest, Line
+from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue import work_queue
 from trinamo.transports.nats.queue.streams import HeldJob, Leases, SealedJobs
 from trinamo.transports.nats.requests import NatsRequestPlane
@@ -174,11 +174,18 @@ def gaps_unseen(receive: Any, self: Any, event: SequencedEvent) -> Any:
 stands("snapshot_adds_only", (KvIndex, "_empty", NOTHING))
 
 
-@instead_of(Line, "missing")
-def subscriptions_forgotten(missing: Any, self: Any) -> list[Interest]:
+@bug
+def subscriptions_forgotten() -> list[Patch]:
     """After a reconnect only the inbox is subscribed again."""
-    inbox = next(iter(self.interests))
-    return [each for each in missing(self) if each is inbox or not self.connection_count]
+    from trinamo.transports.nats.island import Island  # noqa: PLC0415 -- it brings asyncio along
+
+    missing = Island.missing
+
+    def inbox_alone(self: Any) -> list[Interest]:
+        inbox = next(iter(self.interests))
+        return [each for each in missing(self) if each is inbox or not self.connection_count]
+
+    return [(Island, "missing", inbox_alone)]
 
 
 @instead_of(clients, "share_names")

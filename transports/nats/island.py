@@ -31,7 +31,6 @@ import attrs
 import nats.errors
 import trio
 from nats.aio.client import Client
-from typing_extensions import override
 
 from trinamo.runtime.asyncio_loop import Tasks, open_loop
 from trinamo.runtime.config.planes import NatsConfig, TlsConfig
@@ -39,7 +38,7 @@ from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
 from trinamo.runtime.planes import Message
 
-from .outbox import WITHOUT_JETSTREAM, Interest, Line
+from .outbox import WITHOUT_JETSTREAM, Interest, Outbox
 
 NAME: Final = "trinamo"
 PINGS_OUTSTANDING_MAX: Final = 2
@@ -203,15 +202,24 @@ RECONNECT_WAIT_MAX_S = 5.0
 OUTGOING_BYTES_MAX = 64 << 20
 
 
-class Island(Line):
-    """Owns the connection. `run` is its life; everything else is synchronous."""
+class Island:
+    """Owns the connection. `run` is its life; everything else is synchronous.
+
+    A plane puts interests and messages in, by plain calls. The island takes them out, makes every
+    interest again on each new connection, and says what is lost with the old one.
+    """
 
     def __init__(self, options: NatsOptions, *, rng: random.Random) -> None:
         self._section: NatsConfig = options.section
-        super().__init__(
-            messages_max=self._section.outgoing_messages_max,
-            bytes_max=OUTGOING_BYTES_MAX,
+        self.outbox = Outbox(
+            messages_max=self._section.outgoing_messages_max, bytes_max=OUTGOING_BYTES_MAX
         )
+        self.interests: dict[Interest, None] = {}
+        self.message_bytes_max = 1_048_576
+        self.is_connected = False
+        self.connection_count = 0
+        self.server = ""
+        self.last_error = "not connected yet"
         self.options = options
         self.is_closing = False
         self._rng = rng
@@ -231,10 +239,24 @@ class Island(Line):
 
     # --- trio's side: plain calls, and the two ends of the life ---------------------------------
 
-    @override
+    def add(self, interest: Interest) -> None:
+        """Subscribe from now on, on this connection and all that follow."""
+        self.interests[interest] = None
+        # Without a connection the table is enough: the next one starts with all that is in it.
+        if self.is_connected:
+            self.outbox.put_change(interest)
+            self.wake()
+
+    def remove(self, interest: Interest) -> None:
+        interest.is_wanted = False
+        del self.interests[interest]
+        if interest.handle is not None:
+            self.outbox.put_change(interest)
+            self.wake()
+
     def wake(self) -> None:
-        if not self._wake.is_set():
-            self._wake.set()
+        """There is something in the outbox."""
+        self._wake.set()
 
     def close(self) -> None:
         """Send what is waiting, say goodbye and let `run` return; bounded by the drain timeout."""
@@ -377,9 +399,18 @@ class Island(Line):
         where = client.connected_url.netloc.rpartition("@")[2]
         version = client.connected_server_version
         server = f"nats-server {version.major}.{version.minor}.{version.patch} at {where}"
-        self.restored(server if client.has_jetstream else f"{server} {WITHOUT_JETSTREAM}")
+        # It knows all interests: it counts as open.
+        for interest in self.interests:
+            interest.confirmed()
+        self.server = server if client.has_jetstream else f"{server} {WITHOUT_JETSTREAM}"
+        self.connection_count += 1
+        self.is_connected = True
         log = _log.info if self.connection_count == 1 else _log.warning
         log("connected to %s", self.server)
+
+    def missing(self) -> list[Interest]:
+        """What the present connection does not know yet."""
+        return [each for each in self.interests if each.handle is None]
 
     def _patience_s(self) -> float:
         return max(0.0, self._give_up_at - trio.current_time())
@@ -471,7 +502,11 @@ class Island(Line):
             self._notices.warn("disconnected", f"{self.server}: {self.last_error}")
         for confirmation in self._confirmations:
             confirmation.cancel()
-        self.forget()
+        # Nobody may wait for it any more.
+        self.is_connected = False
+        for interest in self.interests:
+            interest.handle = None
+            interest.confirmed()
 
     async def _dispose(self, client: Any, closed: asyncio.Event, ours: Collection[Any]) -> None:
         """Close the client in good order if the server plays along, else abort its socket.

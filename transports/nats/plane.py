@@ -1,7 +1,7 @@
 """The event plane over NATS: what the runtime sees of a connection.
 
 Messages are at most once: those that were with the connection when it broke are gone. Publishing
-and receiving are plain calls to the `Line` below, the island that runs nats-py (`island.py`).
+and receiving are plain calls to the island that runs nats-py (`island.py`).
 Work queues on JetStream are in `nats/queue/work_queue.py`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 import trio
@@ -23,9 +23,12 @@ from trinamo.runtime.planes import EventStatistics, Message, QueueLimits, WorkQu
 from trinamo.runtime.planes.events import check_message, check_pattern
 from trinamo.transports.security.sealing import Sealer
 
-from .outbox import Interest, Line, Publication
+from .outbox import Interest, Publication
 from .queue.streams import list_work_queues, try_write
 from .queue.work_queue import open_work_queue
+
+if TYPE_CHECKING:
+    from .island import Island
 
 YIELD_EVERY = 16
 
@@ -73,9 +76,9 @@ class NatsEventPlane:
     """An open connection to NATS; made by `open_nats`."""
 
     def __init__(
-        self, line: Line, *, inbox: str, env: Env, sealer: Sealer, stream_replicas: int = 1
+        self, island: Island, *, inbox: str, env: Env, sealer: Sealer, stream_replicas: int = 1
     ) -> None:
-        self._line = line
+        self._island = island
         self._sealer = sealer
         self._inbox = inbox
         self._calls: dict[str, _Call] = {}
@@ -88,34 +91,34 @@ class NatsEventPlane:
         self._dropped_before = 0
         self._is_closed = False
         # Nobody waits for the inbox: it is subscribed before the connection counts as open.
-        line.add(Interest(f"{inbox}.*", "", self._on_reply, lambda: None))
+        island.add(Interest(f"{inbox}.*", "", self._on_reply, lambda: None))
 
     @property
     def message_bytes_max(self) -> int:
         """The server's `max_payload`: the largest payload with its headers."""
-        return self._line.message_bytes_max
+        return self._island.message_bytes_max
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection right now, as far as is known."""
-        return self._line.is_connected
+        return self._island.is_connected
 
     @property
     def connection_count(self) -> int:
         """How many connections were made; one more than the number of reconnections."""
-        return self._line.connection_count
+        return self._island.connection_count
 
     @property
     def dropped(self) -> int:
         """How many outgoing messages were dropped because a bound was reached."""
-        return self._line.outbox.dropped
+        return self._island.outbox.dropped
 
     def statistics(self) -> EventStatistics:
         return EventStatistics(
-            is_connected=self._line.is_connected,
-            connections=self._line.connection_count,
-            waiting_messages=self._line.outbox.message_count,
-            dropped_outgoing=self._line.outbox.dropped,
+            is_connected=self._island.is_connected,
+            connections=self._island.connection_count,
+            waiting_messages=self._island.outbox.message_count,
+            dropped_outgoing=self._island.outbox.dropped,
             dropped_incoming=self._dropped_before
             + sum(subscription.dropped for subscription in self._subscriptions),
             refused_incoming=self._sealer.refused,
@@ -153,15 +156,15 @@ class NatsEventPlane:
         confirmed = trio.Event()
         interest = Interest(subject, group, subscription.deliver, confirmed.set)
         self._subscriptions[subscription] = None
-        self._line.add(interest)
+        self._island.add(interest)
         try:
-            if self._line.is_connected:
+            if self._island.is_connected:
                 await confirmed.wait()
             else:
                 await trio.lowlevel.checkpoint()
             yield subscription
         finally:
-            self._line.remove(interest)
+            self._island.remove(interest)
             del self._subscriptions[subscription]
             self._dropped_before += subscription.dropped
             subscription.close()
@@ -188,7 +191,7 @@ class NatsEventPlane:
                     await call.answered.wait()
             finally:
                 # Nobody waits for the answer of a request that has not left yet.
-                was_withdrawn = self._line.outbox.withdraw(publication)
+                was_withdrawn = self._island.outbox.withdraw(publication)
         finally:
             del self._calls[token]
         if call.reply is not None:
@@ -229,9 +232,9 @@ class NatsEventPlane:
         """One line about the server, `WITHOUT_JETSTREAM` if it is; raises `ConnectError` if it is not connected."""
         await trio.lowlevel.checkpoint()
         self._check_open()
-        if not self._line.is_connected:
-            raise ConnectError(f"not connected to NATS: {self._line.last_error}")
-        return self._line.server
+        if not self._island.is_connected:
+            raise ConnectError(f"not connected to NATS: {self._island.last_error}")
+        return self._island.server
 
     def close(self) -> None:
         """End every subscription and every waiting request; `open_nats` calls it on leaving."""
@@ -245,11 +248,11 @@ class NatsEventPlane:
         self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]
     ) -> Publication:
         self._check_open()
-        bytes_max = self._line.message_bytes_max
+        bytes_max = self._island.message_bytes_max
         size = check_message(subject, payload, reply, headers, bytes_max=bytes_max)
         publication = Publication(subject, payload, reply, dict(headers), size)
-        self._line.outbox.put(publication)
-        self._line.wake()
+        self._island.outbox.put(publication)
+        self._island.wake()
         return publication
 
     def _on_reply(self, message: Message) -> None:

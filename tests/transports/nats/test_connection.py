@@ -196,7 +196,7 @@ async def test_a_bug_in_the_island_reaches_the_owner_and_cancels_what_it_does(ur
 
     async def own() -> None:
         async with open_nats([url]) as plane:
-            plane._line.add(Interest(subject, "", deliver, lambda: None))
+            plane._island.add(Interest(subject, "", deliver, lambda: None))
             await plane.publish(subject, b"")
             await trio.sleep_forever()
 
@@ -296,7 +296,7 @@ async def test_a_connection_that_breaks_as_it_is_closed_leaves_no_task(
     with private_server(find_nats_server()) as server, trio.fail_after(60):
         async with open_nats([server.url]) as plane, plane.subscribe("a"), plane.subscribe("b"):
             await plane.check_health()
-            island = plane._line
+            island = plane._island
             assert isinstance(island, Island)
             before = len(island._tasks)
             monkeypatch.setattr(Client, "_flush_pending", breaks)
@@ -339,7 +339,7 @@ async def test_a_server_that_refuses_us_is_asked_again() -> None:
             await wait_away(plane)
             server.command[-1] = "changed"
             await trio.to_thread.run_sync(server.start)
-            await until(lambda: "Authorization Violation" in plane._line.last_error)
+            await until(lambda: "Authorization Violation" in plane._island.last_error)
             server.kill()
             server.command[-1] = "t"
             await trio.to_thread.run_sync(server.start)
