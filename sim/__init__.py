@@ -15,7 +15,7 @@ real world raises `Escape`. The same seed gives the same trace, in any process.
 
     digest = world.run(main)
 
-Read in this order: `core/choices.py`, `core/clock.py`, `core/host.py`, `core/policies.py`,
+Read in this order: `core/choices.py`, `core/host.py`, `core/machines.py`, `core/policies.py`,
 `core/scheduler.py`, `core/world.py`, `core/trace.py`, `isolation/ambient.py`, `isolation/threads.py`,
 `isolation/tls.py`, `isolation/endless.py`, `isolation/guard.py`;
 then `net/links.py`, `net/connection.py` (what TCP does), `net/network.py` (hosts and faults),
@@ -47,8 +47,7 @@ from .core.choices import (
     ReplayChoices,
     SeedChoices,
 )
-from .core.clock import WallClock
-from .core.host import Host, HostState
+from .core.host import Host, HostState, WallClock
 from .core.policies import Policy
 from .core.trace import Difference, Row, Trace, diff, first_difference
 from .core.world import World

@@ -22,8 +22,7 @@ import trio
 from typing_extensions import override
 
 from ..core.choices import Choices
-from ..core.clock import WALL_EPOCH_S
-from ..core.host import CURRENT, DRIVER, Host, HostState
+from ..core.host import CURRENT, DRIVER, WALL_EPOCH_S, Host, HostState
 from ..core.world import World
 from ..isolation.guard import TrioSocket
 from ..net.network import Network

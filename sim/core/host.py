@@ -12,11 +12,11 @@ import inspect
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from ..disk.disk import Disk
 from ..disk.process import Process
-from .clock import WallClock
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 
 DRIVER = "driver"
 """The name of the host that scenario code runs on, outside every booted host."""
+WALL_EPOCH_S = 1_700_000_000.0
+"""What the wall clock of a host without skew shows at the start, in Unix seconds."""
+
+
+@attrs.define
+class WallClock:
+    """One machine's wall clock: off by `skew_s` at `since_s`, gaining `drift` seconds each second."""
+
+    skew_s: float = 0.0
+    drift: float = 0.0
+    since_s: float = 0.0
+
+    def at(self, time_s: float) -> float:
+        """What it shows at virtual time `time_s`, in Unix seconds."""
+        return WALL_EPOCH_S + time_s + self.off_by(time_s)
+
+    def off_by(self, time_s: float) -> float:
+        """How far it is off at virtual time `time_s`, in seconds."""
+        return self.skew_s + (time_s - self.since_s) * self.drift
 
 
 class HostState(enum.Enum):

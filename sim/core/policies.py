@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from typing_extensions import override
 
 from .choices import Choices
-from .clock import EventClock
 from .host import incarnation_of
+from .machines import Machines
 
 if TYPE_CHECKING:
     from trio.lowlevel import Task
@@ -84,7 +84,7 @@ def is_interleaved(name: Policy) -> bool:
     return name in ("step", "pct")
 
 
-def policy_named(name: Policy, choices: Choices, clock: EventClock) -> Arrange:
+def policy_named(name: Policy, choices: Choices, clock: Machines) -> Arrange:
     """The policy called `name`, deciding by `choices`; `ValueError` if there is none."""
     if name not in get_args(Policy):
         raise ValueError(f"no such policy: {name!r}; there are {', '.join(get_args(Policy))}")
@@ -134,7 +134,7 @@ class _Grouped(_Choice):
 class _OneByOne(ABC):
     """What the single-step policies share: whose turn it is, and how long it has been."""
 
-    def __init__(self, clock: EventClock) -> None:
+    def __init__(self, clock: Machines) -> None:
         self._clock = clock
         self._turns: dict[Task, tuple[int, float]] = {}
         """Of each runnable task: its turn, and since when it waits for it."""
@@ -165,7 +165,7 @@ class _OneByOne(ABC):
 
 
 class _Step(_OneByOne):
-    def __init__(self, choices: Choices, clock: EventClock) -> None:
+    def __init__(self, choices: Choices, clock: Machines) -> None:
         super().__init__(clock)
         self._choices = choices
 
@@ -179,7 +179,7 @@ class _Step(_OneByOne):
 
 
 class _Priorities(_OneByOne):
-    def __init__(self, choices: Choices, clock: EventClock) -> None:
+    def __init__(self, choices: Choices, clock: Machines) -> None:
         super().__init__(clock)
         self._rng = choices.stream("schedule")
         self._priorities: dict[Task, float] = {}

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .choices import Choices
-from .clock import EventClock
 from .host import incarnation_of
+from .machines import Machines
 from .policies import Policy, is_interleaved, policy_named
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TaskScheduler:
         self,
         choices: Choices,
         policy: Policy,
-        clock: EventClock,
+        clock: Machines,
         on_batch: Callable[[list[Task]], None],
         requeue: Callable[[list[Task]], None],
     ) -> None:

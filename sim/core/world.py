@@ -1,6 +1,6 @@
 """One deterministic run: virtual time, the hosts in it, its limits, and what ended it.
 
-The clock is the event engine (`clock.py`), the scheduler stands in for trio's dice
+The clock is the event engine (`machines.py`), the scheduler stands in for trio's dice
 (`scheduler.py`). All decisions come from one `Choices`, everything that happens goes into one
 `Trace`. A process ends by returning, by `stop` (SIGTERM), `kill` (SIGKILL: its kernel says goodbye
 for it) or `power_off` (silence).

@@ -19,7 +19,7 @@ import trio
 from typing_extensions import override
 
 from ..core.choices import Choices
-from ..core.clock import EventClock
+from ..core.machines import Machines
 from ..core.stacks import host_of, task_name
 from ..core.trace import Row
 from .events import host_name
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STEPS_MAX = 20_000
 HOW_MAX = 100
-EVENTS = EventClock._take_events.__code__  # noqa: SLF001 -- the clock's own
+EVENTS = Machines._take_events.__code__  # noqa: SLF001 -- the clock's own
 
 
 class Step(NamedTuple):

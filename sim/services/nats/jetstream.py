@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from ...core.clock import WALL_EPOCH_S
+from ...core.host import WALL_EPOCH_S
 from ..machine import MachineClock
 from .wire import Publish, matches, status
 
