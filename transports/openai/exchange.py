@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import attrs
 import trio
@@ -41,25 +41,51 @@ _EVENTS_MAX: Final = 256
 
 @attrs.define(eq=False)
 class UpstreamCall:
-    """One request under way, as the watch over stalls sees it."""
+    """One request under way, as the watch over stalls sees it.
 
-    scope: trio.CancelScope
-    heard_at: float
+    As a context it is a scope that Stop, Kill and `fail` leave; whoever leaves it early awaits `left`.
+    """
+
+    _calls: dict[UpstreamCall, None]
+    _context: Context
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    heard_at: float = attrs.field(factory=trio.current_time)
     """When the last byte came."""
-    brought_at: float
+    brought_at: float = attrs.field(factory=trio.current_time)
     """When the last part of the answer did: its head, or an event."""
     is_begun: bool = False
     is_paused: bool = False
     error: DisconnectedError | None = None
     """Why it was given up."""
 
+    def __enter__(self) -> Self:
+        self._calls[self] = None
+        self._context.on_change(self._cancel)
+        self.scope.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> bool:  # noqa: PYI036 -- as a scope takes it
+        del self._calls[self]
+        self._context.off_change(self._cancel)
+        return bool(self.scope.__exit__(*raised))
+
+    def _cancel(self, _: State) -> None:
+        self.scope.cancel()
+
     def heard(self) -> None:
         self.heard_at = trio.current_time()
 
     def fail(self, error: DisconnectedError) -> None:
-        """Give it up: its scope is left, and `Calls.left` raises `error`."""
+        """Give it up: its scope is left, and `left` raises `error`."""
         self.error = error
         self.scope.cancel()
+
+    async def left(self) -> None:
+        """Return if the scope was left by Stop; raise why it was given up."""
+        if self.error is not None:
+            raise self.error
+        # A kill cancels the scope around this, too.
+        await trio.lowlevel.checkpoint()
 
 
 class Calls:
@@ -69,16 +95,8 @@ class Calls:
         self._section = section
         self._calls: dict[UpstreamCall, None] = {}
 
-    def call(self, context: Context) -> Calling:
-        """A scope that Stop, Kill and `UpstreamCall.fail` leave; whoever leaves it early awaits `left`."""
-        return Calling(self._calls, context)
-
-    async def left(self, call: UpstreamCall) -> None:
-        """Return if the scope of `call` was left by Stop; raise why it was given up."""
-        if call.error is not None:
-            raise call.error
-        # A kill cancels the scope around this, too.
-        await trio.lowlevel.checkpoint()
+    def call(self, context: Context) -> UpstreamCall:
+        return UpstreamCall(self._calls, context)
 
     async def watch(self) -> None:
         """Look at all of them four times in the shorter limit, until cancelled."""
@@ -95,29 +113,6 @@ class Calls:
                 elif now - call.heard_at > limit_s or now - call.brought_at > patience_s:
                     said = "its answer" if call.is_begun else "the beginning of its answer"
                     call.fail(SilentError(f"the upstream has stalled in {said}"))
-
-
-class Calling:
-    __slots__ = ("_calls", "call", "context")
-
-    def __init__(self, calls: dict[UpstreamCall, None], context: Context) -> None:
-        self._calls, self.context = calls, context
-        now = trio.current_time()
-        self.call = UpstreamCall(trio.CancelScope(), now, now)
-
-    def __enter__(self) -> UpstreamCall:
-        self._calls[self.call] = None
-        self.context.on_change(self._cancel)
-        self.call.scope.__enter__()
-        return self.call
-
-    def __exit__(self, *raised: Any) -> bool:  # noqa: PYI036 -- as a scope takes it
-        del self._calls[self.call]
-        self.context.off_change(self._cancel)
-        return bool(self.call.scope.__exit__(*raised))
-
-    def _cancel(self, _: State) -> None:
-        self.call.scope.cancel()
 
 
 # --- reading ---
@@ -351,7 +346,7 @@ class UpstreamAnswer:
                 self._settle()
                 return
             self.close()
-            await self._calls.left(call)
+            await call.left()
         sink.take([Delta(finish_reason=FinishReason.STOP)])
 
     def close(self) -> None:

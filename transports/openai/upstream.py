@@ -97,7 +97,7 @@ class Upstream:
                 answer.close()
                 raise
             return answer
-        await self._calls.left(call)
+        await call.left()
         return answer
 
     def _body(self, request: GenerateRequest, asked: str | None, model: str) -> bytes | None:

@@ -14,8 +14,7 @@ from trinamo.runtime.errors import ConnectError, RemoteProtocolError, TrinamoErr
 from trinamo.runtime.logs.access import LOOK_AGENT
 from trinamo.runtime.planes.upstreams import Load
 
-from .answers import WholeAnswer
-from .client import Connections
+from .client import Connections, HttpReply
 from .refusals import refusal_of
 
 _ANSWER_BYTES_MAX: Final = 4 << 20
@@ -101,20 +100,17 @@ _models_decoder = msgspec.json.Decoder(_Listed)
 async def fetch(
     connections: Connections, path: str, bytes_max: int = _ANSWER_BYTES_MAX
 ) -> tuple[int, bytes]:
-    """The status and the body of a GET; raises `TransportError` or `RemoteProtocolError`."""
+    """The status and the body of a GET; raises `TransportError`, `RemoteProtocolError` or `OverloadedError`."""
     with trio.move_on_after(_TIMEOUT_S):
-        connection, response, body = await connections.request("GET", path, b"", _HEADERS)
-        whole = WholeAnswer(bytes_max)
+        connection, response, begun = await connections.request("GET", path, b"", _HEADERS)
+        reply = HttpReply(response.status, connection, response, begun)
         try:
-            whole.feed(body)
-            while not response.is_complete:
-                data = await connection.receive()
-                whole.feed(response.feed(data) if data else response.end())
+            body = await reply.body(bytes_max=bytes_max)
         except BaseException:
             connection.close()
             raise
         connections.give(connection, response)
-        return response.status, whole.take()
+        return reply.status, body
     raise ConnectError(f"the upstream {connections.address.url} does not answer {path}")
 
 
