@@ -332,7 +332,7 @@ async def measure_nats(outage_s: float) -> None:
         back_s = trio.current_time() - started
         await publish(1)
         await trio.sleep(0.5)
-        assert plane.dropped == len(refused)
+        assert plane.statistics().dropped_outgoing == len(refused)
         nursery.cancel_scope.cancel()
     ordered = "yes" if got == sorted(got) else "NO"
     twice = len(got) - len({*got})

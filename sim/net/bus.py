@@ -182,11 +182,12 @@ class Bus:
 
     def _launch(self, message: Message, verdict: Verdict) -> None:
         source, destination = message.source, message.destination
-        if not self._links.passes(source, destination) or self._links.loses(source, destination):
+        link = self._links.link(source, destination)
+        if not self._links.passes(source, destination) or self._links.loses(link):
             self._tell("lost", message)
             return
         now_s = self._world.current_time()
-        arrival_s = now_s + self._links.delay_s(source, destination, size=message.size)
+        arrival_s = now_s + self._links.delay_s(link, size=message.size)
         arrival_s += verdict.delay_s
         if self._is_ordered and not verdict.may_be_overtaken:
             key = (source, destination, message.channel)

@@ -338,12 +338,12 @@ class Endpoint:
     def _launch(self, segment: Segment) -> None:
         link, links = self._link, self._wires.links
         is_bare = segment.kind.is_bare
-        delay_s = links.delay_on(link, size=segment.wire_bytes, has_jitter=not is_bare)
+        delay_s = links.delay_s(link, size=segment.wire_bytes, has_jitter=not is_bare)
         if segment.kind is SegmentKind.FIN:
             delay_s += link.fin_delay_s
         repeat_s = self._wires.retransmit_s
         # TCP repeats what was lost, each time after twice the wait: loss is felt as delay.
-        while not is_bare and repeat_s < LOSS_WAIT_S_MAX and links.loses_on(link):
+        while not is_bare and repeat_s < LOSS_WAIT_S_MAX and links.loses(link):
             delay_s += repeat_s
             repeat_s *= 2
         arrival_s = max(self._last_arrival_s, self._world.current_time() + delay_s)

@@ -161,13 +161,13 @@ class DatagramSocket(StdSocket):
             return
         link, choices = links.link(source, target), network.world.choices
         is_lossy = self.family == stdlib.AF_INET
-        if not links.passes(source, target) or (is_lossy and links.loses_on(link)):
+        if not links.passes(source, target) or (is_lossy and links.loses(link)):
             network.world.add_row("drop", **fields)
             return
         copies = 1 + (is_lossy and choices.chance(link.duplicate_one_in, "duplicate"))
         for _ in range(copies):
             size = len(payload) + HEADER_BYTES
-            delay_s = links.delay_on(link, size=size, has_jitter=is_lossy)
+            delay_s = links.delay_s(link, size=size, has_jitter=is_lossy)
             if is_lossy and choices.chance(link.reorder_one_in, "reorder"):
                 steps = 1 + choices.below(REORDER_STEPS, "reorder by")
                 delay_s += steps * (link.latency_s + link.jitter_s)
@@ -182,7 +182,7 @@ class DatagramSocket(StdSocket):
         elif receiver is None or not receiver.hears(own, remote):
             network.world.add_row("drop", **fields)
             if receiver is None and self._peer == remote and network.links.passes(target, source):
-                back_s = network.links.delay_s(target, source)
+                back_s = network.links.delay_s(network.links.link(target, source))
                 network.world.after(back_s, self._fail, errno.ECONNREFUSED)
         elif not receiver.take(payload, own):
             network.world.add_row("drop", **fields)

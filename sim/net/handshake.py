@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from .connection import Address, Connection, Endpoint, Port, os_error
-from .links import Link, Wires
+from .links import Links, Wires
 
 if TYPE_CHECKING:
     from ..core.host import Host
@@ -103,11 +103,8 @@ class Stack(Wires):
     A SYN that is not answered is repeated and given up after `connect_timeout_s`.
     """
 
-    def __init__(
-        self, world: World, default: Link, *, connect_timeout_s: float, **tcp: Any
-    ) -> None:
-        super().__init__(world, default, **tcp)
-        self.connect_timeout_s = connect_timeout_s
+    def __init__(self, world: World, links: Links, **tcp: Any) -> None:
+        super().__init__(world, links, **tcp)
         self.connections: list[Connection] = []
         """Those that are not over, oldest first; some that are, until they are swept."""
         self.exhausted: set[str] = set()
@@ -132,6 +129,8 @@ class Stack(Wires):
         self.datagram_numbers = itertools.count(1)
         self.unanswered: dict[str, str] = {}
         """What simulated sockets were asked for and have not, and who asked first."""
+        self.unknown_names: dict[str, str] = {}
+        """Names that no host had when they were asked for, and who asked first."""
 
     # --- who is where ------------------------------------------------------------------------
 
@@ -233,10 +232,11 @@ class Stack(Wires):
             dial.settle(errno.ETIMEDOUT)
             return
         source, target = dial.client.host.name, self._target(dial)
-        links = self.links
-        if target is not None and links.passes(source, target) and not links.loses(source, target):
-            now_s = self.world.current_time()
-            self.world.after(links.delay_s(source, target), self._syn_arrives, dial, target, now_s)
+        links, now_s = self.links, self.world.current_time()
+        if target is not None:
+            link = links.link(source, target)
+            if links.passes(source, target) and not links.loses(link):
+                self.world.after(links.delay_s(link), self._syn_arrives, dial, target, now_s)
         self.world.after(min(retry_s, remaining_s), self._send_syn, dial, retry_s * 2)
 
     def _syn_arrives(self, dial: Dial, target: str, sent_s: float) -> None:
@@ -281,8 +281,9 @@ class Stack(Wires):
     def _answer(self, dial: Dial, target: str, error: int) -> None:
         """Send a SYN-ACK back, or the RST that says `error`; the client asks again for what is lost."""
         source, links = dial.client.host.name, self.links
-        if links.passes(target, source) and not links.loses(target, source):
-            back_s = links.delay_s(target, source)
+        link = links.link(target, source)
+        if links.passes(target, source) and not links.loses(link):
+            back_s = links.delay_s(link)
             if dial.server is not None:
                 # An RST of a server that closes meanwhile must not overtake it.
                 dial.server.hold_until(self.world.current_time() + back_s)

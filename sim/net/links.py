@@ -105,14 +105,8 @@ class Links:
             and world.host(destination).state is not HostState.OFF
         )
 
-    def delay_s(
-        self, source: str, destination: str, *, size: int = 0, has_jitter: bool = True
-    ) -> float:
+    def delay_s(self, link: Link, *, size: int = 0, has_jitter: bool = True) -> float:
         """How long `size` bytes handed over now take to arrive; they occupy the link meanwhile."""
-        return self.delay_on(self.link(source, destination), size=size, has_jitter=has_jitter)
-
-    def delay_on(self, link: Link, *, size: int, has_jitter: bool) -> float:
-        """As `delay_s`, for who has the link at hand."""
         delay_s = link.latency_s
         if size and link.bytes_per_s:
             now_s = self._world.current_time()
@@ -125,12 +119,8 @@ class Links:
             delay_s += link.jitter_s * step / (JITTER_STEPS - 1)
         return delay_s
 
-    def loses(self, source: str, destination: str) -> bool:
+    def loses(self, link: Link) -> bool:
         """Whether the next segment or message is lost on the way; a decision of its own."""
-        return self.loses_on(self.link(source, destination))
-
-    def loses_on(self, link: Link) -> bool:
-        """As `loses`, for who has the link at hand."""
         one_in = link.loss_one_in
         if one_in <= 0 or not self._world.choices.chance(max(2, one_in), "loss"):
             return False
@@ -153,24 +143,19 @@ def _apply(link: Link, profile: dict[str, float]) -> None:
         setattr(link, name, int(value) if name.endswith("_one_in") else float(value))
 
 
+@attrs.define(eq=False, slots=False)
 class Wires:
     """What all connections of a world share: its links, and how TCP behaves on them."""
 
-    def __init__(
-        self,
-        world: World,
-        default: Link,
-        *,
-        tear_one_in: int,
-        short_one_in: int,
-        window_bytes: int,
-        retransmit_s: float,
-    ) -> None:
-        self.world, self.links = world, Links(world, default)
-        self.tear_one_in, self.short_one_in = tear_one_in, short_one_in
-        self.window_bytes, self.retransmit_s = window_bytes, retransmit_s
-        self.describe: Callable[[bytes], str | None] | None = None
-        """What the bytes of a segment say, for its arrow on the page, in a word or two; None if nothing."""
+    world: World
+    links: Links
+    tear_one_in: int
+    short_one_in: int
+    window_bytes: int
+    connect_timeout_s: float
+    retransmit_s: float
+    describe: Callable[[bytes], str | None] | None = attrs.field(default=None, init=False)
+    """What the bytes of a segment say, for its arrow on the page, in a word or two; None if nothing."""
 
     def labels(self, data: bytes) -> Fields:
         """The label of a segment as a field of its row, at most `LABEL_MAX` characters."""

@@ -33,11 +33,6 @@ UNKNOWN_MAX: Final = 3
 class Names(Stack, trio.abc.HostnameResolver):
     """The resolver of all hosts: each knows the others by their names, and itself as `localhost`."""
 
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **how)
-        self.unknown_names: dict[str, str] = {}
-        """Names that no host had when they were asked for, and who asked first."""
-
     # --- from names to addresses ---------------------------------------------------------------
 
     def find(self, host: str | bytes | None) -> str:

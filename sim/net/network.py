@@ -23,7 +23,7 @@ import trio
 from ..core.host import Host, HostState
 from ..core.world import World
 from .connection import Connection, Endpoint
-from .links import Link
+from .links import Link, Links
 from .names import Names
 from .stand_ins import sockets_in_place
 
@@ -50,7 +50,7 @@ class Network(Names):
     ) -> None:
         super().__init__(
             world,
-            Link(latency_s=latency_s, jitter_s=jitter_s),
+            Links(world, Link(latency_s=latency_s, jitter_s=jitter_s)),
             tear_one_in=tear_one_in,
             short_one_in=short_one_in,
             window_bytes=window_bytes,

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import trio
 
 from ..cluster.plans import FaultPlan
@@ -27,34 +26,15 @@ if TYPE_CHECKING:
 TIME_STEPS: Final = 16
 
 
-@attrs.frozen
-class FaultWord:
-    """What a fault is, in words, and what it needs to be told."""
-
-    about: str
-    has_link: bool = False
-    has_host: bool = True
-
-
-FAULTS: Final = {
-    "kill": FaultWord("SIGKILL; with `for`, a new process afterwards"),
-    "power_off": FaultWord("dead and silent; with `for`, booted afterwards"),
-    "stop": FaultWord("SIGTERM: an orderly end"),
-    "boot": FaultWord("start the process of a host that is down"),
-    "pause": FaultWord("SIGSTOP until `for` is over"),
-    "isolate": FaultWord("cut every link of the host"),
-    "skew": FaultWord("the wall clock jumps by `seconds`"),
-    "lose_replies": FaultWord("the next `count` writes to the store happen, and seem to fail"),
-    "exhaust": FaultWord("no file descriptor left for accept"),
-    "cut": FaultWord("nothing passes, both ways", has_link=True),
-    "cut_one_way": FaultWord("nothing passes from `on` to `to`", has_link=True),
-    "reset": FaultWord("RST on every connection between the two", has_link=True),
-    "compact": FaultWord("the store forgets its history", has_host=False),
-    "forge": FaultWord("somebody with NATS's token repeats, changes and forges", has_host=False),
-    "stall_adapter": FaultWord("what its adapter moves arrives after `for`, late"),
-    "break_adapter": FaultWord("what its adapter moves is lost, while TCP works"),
-}
-"""Every word that `do` may be."""
+HOSTLESS: Final = ("compact", "forge")
+LINKED: Final = ("cut", "cut_one_way", "reset")
+FAULTS: Final = (
+    *HOSTLESS,
+    *LINKED,
+    *ON_HOSTS,
+    *("stop", "boot", "skew", "lose_replies", "exhaust", "stall_adapter", "break_adapter"),
+)
+"""Every word that `do` may be; `docs/simulation.md` says what each is."""
 
 
 class Nemesis:

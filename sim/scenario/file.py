@@ -42,7 +42,7 @@ from ..cluster.plans import (
 from ..cluster.workload import ClientProfile
 from ..core.policies import Policy
 from ..mutants import BUGS
-from .faults import FAULTS
+from .faults import FAULTS, HOSTLESS, LINKED
 
 T = TypeVar("T")
 TOP: Final = (
@@ -253,10 +253,9 @@ class _Reader:
     def _fault(self, hosts: list[str], table: dict[str, Any], number: int) -> FaultPlan:
         fault = self._build(FaultPlan, table, "fault", number)
         self._check_word("fault", number, "do", "fault", fault.do, FAULTS)
-        word = FAULTS[fault.do]
-        if word.has_host:
+        if fault.do not in HOSTLESS:
             self._check_host("fault", number, "on", fault.on, hosts)
-        if word.has_link:
+        if fault.do in LINKED:
             self._check_host("fault", number, "to", fault.to, hosts)
         if (fault.at is None) == (not fault.after_note):
             raise self._fail("fault", number, "do", "give exactly one of at and after_note")

@@ -116,8 +116,9 @@ class MemoryFabric(TransferFabric):
         was_held = False
 
         def send(delay_s: float) -> None:
-            delay_s += links.delay_s(source, destination, size=size, has_jitter=False)
-            is_lost = links.loses(source, destination) or not links.passes(source, destination)
+            link = links.link(source, destination)
+            delay_s += links.delay_s(link, size=size, has_jitter=False)
+            is_lost = links.loses(link) or not links.passes(source, destination)
             world.after(delay_s, land, is_lost)
 
         def land(is_lost: bool) -> None:  # noqa: FBT001 -- as it is called by the clock

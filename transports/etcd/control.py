@@ -6,7 +6,6 @@ to a call when a server goes away, `watching.py` for what happens to a watch.
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -218,8 +217,6 @@ def _put(key: str, value: bytes, lease_id: int) -> wire.PutRequest:
 async def open_etcd(
     endpoints: str | Sequence[str],
     section: EtcdConfig = EtcdConfig(),  # noqa: B008 -- frozen
-    *,
-    rng: random.Random | None = None,
 ) -> AsyncIterator[EtcdControlPlane]:
     """Open a control plane over one etcd cluster, as the section `control_plane.etcd` says.
 
@@ -231,7 +228,6 @@ async def open_etcd(
         endpoints: `host:port` of one or more members, instead of the section's; with `http://` or
             `https://` if you like, which speaks TLS, too.
         section: How to speak to them.
-        rng: Dice for the pauses between two tries; the system's if not given.
 
     Raises `ConfigError` for TLS files that cannot be read, `ConnectError` for names that do not
     resolve.
@@ -251,7 +247,6 @@ async def open_etcd(
         credentials=Credentials(section.username, password.reveal())
         if section.username and password
         else None,
-        rng=rng,
         timeout_s=section.request_timeout_s,
         per_try_timeout_s=section.attempt_timeout_s,
     )

@@ -15,6 +15,7 @@ from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
+    Loaded,
     locked_key,
     read_pem,
     validity_of,
@@ -27,14 +28,8 @@ log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
-class _Loaded:
+class _Loaded(Loaded):
     context: ssl.SSLContext
-    valid_from: float
-    expires_at: float
-
-    @property
-    def valid_s(self) -> float:
-        return self.expires_at - self.valid_from
 
 
 class Certificates(CertificateFiles[_Loaded]):
@@ -76,7 +71,7 @@ def _load(config: HttpTlsConfig) -> _Loaded:
             raise ConfigError(
                 f"http.tls.client_ca_file: {config.client_ca_file} holds no certificate as PEM"
             ) from error
-    return _Loaded(context, *validity_of(chain))
+    return _Loaded(context, **validity_of(chain))
 
 
 def _no_password() -> str:

@@ -103,16 +103,6 @@ class NatsEventPlane:
         """Whether there is a connection right now, as far as is known."""
         return self._island.is_connected
 
-    @property
-    def connection_count(self) -> int:
-        """How many connections were made; one more than the number of reconnections."""
-        return self._island.connection_count
-
-    @property
-    def dropped(self) -> int:
-        """How many outgoing messages were dropped because a bound was reached."""
-        return self._island.outbox.dropped
-
     def statistics(self) -> EventStatistics:
         return EventStatistics(
             is_connected=self._island.is_connected,

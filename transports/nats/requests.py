@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -188,7 +188,7 @@ class NatsRequestPlane:
         ack_timeout_s: float = 10.0,
         answer_timeout_s: float = math.inf,
     ) -> None:
-        self._events, self._nursery, self._sealer = events, nursery, sealer
+        self._events, self._sealer, self.nursery = events, sealer, nursery
         self._held: Counter[str] = Counter()
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -240,7 +240,7 @@ class NatsRequestPlane:
         is_unary = envelope.kind is RequestKind.UNARY
         timeout_s = self._answer_timeout_s if is_unary else self._ack_timeout_s
         delivery = _Delivery(self, address, envelope, take, timeout_s)
-        self._nursery.start_soon(delivery.run, sealed)
+        self.nursery.start_soon(delivery.run, sealed)
         return delivery
 
     def sealed(self, address: str, header: bytes, payload: bytes = b"") -> bytes:
@@ -296,10 +296,6 @@ class NatsRequestPlane:
                 return True
             else:
                 return True
-
-    def start(self, do: Callable[[], Awaitable[object]]) -> None:
-        """Do it in the background, while the plane is open."""
-        self._nursery.start_soon(do)
 
     async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
         """Return: a broker is always asked."""
@@ -394,7 +390,7 @@ class _Delivery:
                 if not await self._plane.probe(self._address, self._envelope):
                     waiting.cancel()
 
-        self._plane.start(probe)
+        self._plane.nursery.start_soon(probe)
 
     async def _tell_cancelled(self, reason: Reason) -> None:
         # Publishing only queues the message, so this does not wait for the network; the shield

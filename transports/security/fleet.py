@@ -25,6 +25,7 @@ from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
+    Loaded,
     keep_renewed,
     key_faults,
     locked_key,
@@ -55,7 +56,7 @@ _SHOWN_BYTES_MAX: Final = 1400
 
 
 @attrs.frozen
-class FleetCertificate:
+class FleetCertificate(Loaded):
     contexts: Contexts = attrs.field(repr=False)
     key: Ed25519PrivateKey = attrs.field(repr=False)
     shown: bytes
@@ -63,8 +64,6 @@ class FleetCertificate:
     authorities: tuple[str, ...]
     """Each as PEM."""
     roles: frozenset[Role]
-    expires_at: float
-    valid_s: float
 
 
 class Fleet(Shown):
@@ -233,8 +232,10 @@ def fleet_certificate(
         shown,
         tuple(each.public_bytes(Encoding.PEM).decode() for each in authorities),
         roles,
-        min(each.not_valid_after_utc.timestamp() for each in (certificate, issuer)),
-        (certificate.not_valid_after_utc - certificate.not_valid_before_utc).total_seconds(),
+        expires_at=min(each.not_valid_after_utc.timestamp() for each in (certificate, issuer)),
+        valid_s=(
+            certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        ).total_seconds(),
     )
 
 

@@ -10,8 +10,9 @@ import logging
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+import attrs
 import trio
 
 from trinamo.runtime.config.keys import look_at
@@ -22,21 +23,15 @@ WARNED_S: Final = 7 * 86400.0
 """So long before its end the log warns of a certificate, or in the last quarter of a shorter one's time."""
 
 
-class Expires(Protocol):
-    """What was made of the files."""
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """What was made of the files: when the certificate ends, in seconds since 1970, and how long it is valid in all."""
 
-    @property
-    def expires_at(self) -> float:
-        """When the certificate ends, in seconds since 1970."""
-        ...
-
-    @property
-    def valid_s(self) -> float:
-        """How long it is valid in all."""
-        ...
+    expires_at: float
+    valid_s: float
 
 
-T = TypeVar("T", bound=Expires)
+T = TypeVar("T", bound=Loaded)
 
 
 class CertificateFiles(Generic[T]):
@@ -150,8 +145,8 @@ def key_faults(key: str, name: str | None) -> list[str]:
     return []
 
 
-def validity_of(chain: str) -> tuple[float, float]:
-    """From when to when the first certificate of PEM text is valid, in seconds since 1970.
+def validity_of(chain: str) -> dict[str, float]:
+    """The fields of `Loaded` for the first certificate of PEM text.
 
     Python's `ssl` tells it of peers' certificates only. Raises `ValueError` if there is none.
     """
@@ -159,4 +154,5 @@ def validity_of(chain: str) -> tuple[float, float]:
     from cryptography import x509  # noqa: PLC0415
 
     first = x509.load_pem_x509_certificate(chain.encode())
-    return first.not_valid_before_utc.timestamp(), first.not_valid_after_utc.timestamp()
+    ends, begins = first.not_valid_after_utc, first.not_valid_before_utc
+    return {"expires_at": ends.timestamp(), "valid_s": (ends - begins).total_seconds()}

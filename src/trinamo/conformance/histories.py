@@ -27,11 +27,15 @@ NAMES = ("a", "a/1", "a/2", "ab", "b/1", "b/2/x")
 PREFIXES = ("", "a", "a/", "b/", "b/2")
 
 
+class Revision(int):
+    """A number that the server chose."""
+
+
 class History:
     """Runs one seeded sequence of operations under a prefix, and records what came of it.
 
-    What was revealed is in `facts`: (operation, result), where every revision stands as a
-    `("revision", number)` pair until `normalised` ranks them.
+    What was revealed is in `facts`: (operation, result), where every revision stands as a `Revision`
+    until `ranked` replaces them.
     """
 
     def __init__(self, plane: ControlPlane, prefix: str, seed: int) -> None:
@@ -41,6 +45,7 @@ class History:
         self._leases: list[int] = [0]
         self._known: dict[str, int] = {}
         self.facts: list[Any] = []
+        self._seen: set[int] = set()
 
     async def run(self, steps: int) -> None:
         """Do `steps` operations, all of them watched."""
@@ -76,7 +81,7 @@ class History:
         match operation:
             case "put":
                 self._known[name] = await plane.put(key, value, lease_id=lease_id)
-                return ("revision", self._known[name])
+                return self._revision(self._known[name])
             case "guarded":
                 guard = 0 if is_stale else self._known.get(name, 0)
                 outcome = await plane.compare_and_put(
@@ -109,7 +114,7 @@ class History:
             return event.entry.key.removeprefix(self._prefix)
         if isinstance(event, Delete):
             key = event.key.removeprefix(self._prefix)
-            self.facts.append(("saw delete", key, ("revision", event.revision)))
+            self.facts.append(("saw delete", key, self._revision(event.revision)))
             return key
         self.facts.append((type(event).__name__, len(event.entries)))
         return ""
@@ -118,7 +123,7 @@ class History:
         if not outcome.succeeded:
             return False
         self._known[name] = outcome.revision
-        return ("revision", outcome.revision)
+        return self._revision(outcome.revision)
 
     def _snapshot(self, snapshot: Snapshot) -> Any:
         return [self._entry(entry) for entry in snapshot.entries]
@@ -127,35 +132,22 @@ class History:
         return (
             entry.key.removeprefix(self._prefix),
             entry.value,
-            ("revision", entry.mod_revision),
-            ("revision", entry.create_revision),
+            self._revision(entry.mod_revision),
+            self._revision(entry.create_revision),
             self._leases.index(entry.lease_id),
         )
 
+    def _revision(self, number: int) -> Revision:
+        self._seen.add(number)
+        return Revision(number)
 
-def normalised(facts: list[Any]) -> list[Any]:
-    """The same facts with every revision replaced by its rank."""
-    seen: set[int] = set()
-    _collect(facts, seen)
-    ranks = {revision: rank for rank, revision in enumerate(sorted(seen))}
-    return [_replace(fact, ranks) for fact in facts]
-
-
-def _is_revision(fact: Any) -> bool:
-    return isinstance(fact, tuple) and len(fact) == 2 and fact[0] == "revision"
+    def ranked(self) -> Any:
+        """The facts with every revision replaced by its rank."""
+        ranks = {number: rank for rank, number in enumerate(sorted(self._seen))}
+        return _ranked(self.facts, ranks)
 
 
-def _collect(fact: Any, seen: set[int]) -> None:
-    if _is_revision(fact):
-        seen.add(fact[1])
-    elif isinstance(fact, list | tuple):
-        for part in fact:
-            _collect(part, seen)
-
-
-def _replace(fact: Any, ranks: dict[int, int]) -> Any:
-    if _is_revision(fact):
-        return ("rank", ranks[fact[1]])
-    if isinstance(fact, list | tuple):
-        return [_replace(part, ranks) for part in fact]
-    return fact
+def _ranked(fact: Any, ranks: dict[int, int]) -> Any:
+    if isinstance(fact, Revision):
+        return "rank", ranks[fact]
+    return [_ranked(part, ranks) for part in fact] if isinstance(fact, list | tuple) else fact

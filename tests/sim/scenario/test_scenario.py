@@ -8,7 +8,7 @@ import pytest
 
 from trinamo.runtime.errors import ConfigError
 from trinamo.sim import SeedChoices
-from trinamo.sim.scenario.faults import FAULTS
+from trinamo.sim.scenario.faults import FAULTS, HOSTLESS, LINKED
 from trinamo.sim.scenario.file import load_scenario, parse_scenario
 from trinamo.sim.scenario.play import run
 from trinamo.sim.scenario.run import run_scenario
@@ -144,10 +144,9 @@ for = 1.0
 
 @pytest.mark.parametrize("do", FAULTS)
 def test_every_fault_word_can_be_carried_out(do: str) -> None:
-    word = FAULTS[do]
-    on = 'on = "worker0"' if word.has_host else ""
+    on = 'on = "worker0"' if do not in HOSTLESS else ""
     more = {"skew": "seconds = 30.0", "lose_replies": "count = 1"}.get(do, "")
-    if word.has_link:
+    if do in LINKED:
         more = 'to = "frontend0"'
     text = ONE_FAULT.format(do=do, on=on, more=more)
     if do in ("stop", "skew", "lose_replies", "reset", "compact", "boot"):

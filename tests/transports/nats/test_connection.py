@@ -70,7 +70,7 @@ async def test_a_plane_is_an_event_plane(url: str) -> None:
         as_interface: EventPlane = plane
         assert "nats-server 2." in await as_interface.check_health()
         assert plane.is_connected
-        assert plane.connection_count == 1
+        assert plane.statistics().connections == 1
         assert plane.message_bytes_max == 1_048_576
 
 
@@ -278,7 +278,7 @@ async def test_a_server_that_falls_silent_counts_as_gone() -> None:
             await wait_away(plane)
             server.child.send_signal(signal.SIGCONT)
             await wait_back(plane)
-            assert plane.connection_count >= 2
+            assert plane.statistics().connections >= 2
 
 
 async def test_a_connection_that_breaks_as_it_is_closed_leaves_no_task(
@@ -326,7 +326,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
                     % subject.encode()
                 )
                 await raw.receive_some()
-            await until(lambda: plane.connection_count == 2 and plane.is_connected)
+            await until(lambda: plane.statistics().connections == 2 and plane.is_connected)
             await plane.publish(f"{subject}.fine", b"y")
             assert (await anext(subscription)).payload == b"y"
 
