@@ -13,6 +13,7 @@ from trinamo.runtime.errors import (
     OverloadedError,
     UnavailableError,
 )
+from trinamo.runtime.planes import CountsEvents
 
 
 @pytest.fixture
@@ -85,7 +86,10 @@ async def test_the_buffer_for_an_absent_broker_is_bounded_and_its_overflow_count
                     await plane.publish(subject, b"too many")
                 assert caught.value.definite
                 assert caught.value.value == 64
-            assert getattr(plane, "dropped", None) == 3
+            if isinstance(plane, CountsEvents):
+                assert plane.statistics().dropped_outgoing == 3
+            else:
+                assert getattr(plane, "dropped", None) == 3
             await mortal_broker.start()
             assert len(await payloads(subscription, 64)) == 64
             await assert_nothing_pending(plane, subscription, subject)

@@ -9,7 +9,7 @@ import pytest
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.planes import QueueLimits
-from trinamo.transports.nats.queue.api import parse_time
+from trinamo.transports.nats.queue.api import StreamInfo
 from trinamo.transports.nats.queue.records import (
     Bury,
     Drop,
@@ -110,7 +110,19 @@ def test_a_queue_is_known_by_its_stream() -> None:
     assert StreamNames.queue_of("trinamo-queue-a-leases") is None
 
 
-def test_times_of_the_server_are_read_to_the_nanosecond() -> None:
-    assert parse_time("1970-01-01T00:00:01Z") == 1
-    assert parse_time("1970-01-01T00:00:01.250000000Z") == 1.25
-    assert parse_time("1970-01-01T01:00:01.5+01:00") == 1.5
+@pytest.mark.parametrize(
+    ("first_ts", "first_s"),
+    [
+        ("1970-01-01T00:00:01Z", 1),
+        ("1970-01-01T00:00:01.250000000Z", 1.25),
+        ("1970-01-01T01:00:01.5+01:00", 1.5),
+    ],
+)
+def test_the_age_of_a_queue_is_by_the_servers_time_stamps(first_ts: str, first_s: float) -> None:
+    told = {"config": {}, "state": {"messages": 1, "first_ts": first_ts}}
+    assert msgspec.convert(told, StreamInfo).age_s(11) == 11 - first_s
+
+
+def test_a_queue_that_is_empty_has_no_age() -> None:
+    never = {"config": {}, "state": {"messages": 0, "first_ts": "0001-01-01T00:00:00Z"}}
+    assert msgspec.convert(never, StreamInfo).age_s(11) == 0

@@ -76,6 +76,9 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """What a stream counts. A broker's word may be longer than what fits in here, and is none then."""
 
 
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 class JetStreamReply(msgspec.Struct, frozen=True):
     """What JetStream answered; fields that nobody needs are not looked at."""
 
@@ -106,7 +109,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct, frozen=True):
     messages: Number
-    first_ts: str = ""
+    first_ts: Time | None = None
 
 
 class StreamInfo(JetStreamReply, frozen=True):
@@ -114,8 +117,9 @@ class StreamInfo(JetStreamReply, frozen=True):
     state: _State
 
     def age_s(self, now_s: float) -> float:
-        """How long its first message has been in it, of a stream that is not empty."""
-        return max(0.0, now_s - parse_time(self.state.first_ts))
+        """How long its first message has been in it; 0 of a stream that is empty, or does not say."""
+        first = self.state.first_ts
+        return max(0.0, now_s - first.timestamp()) if self.state.messages and first else 0.0
 
 
 class ConsumerInfo(JetStreamReply, frozen=True):
@@ -125,7 +129,7 @@ class ConsumerInfo(JetStreamReply, frozen=True):
 class _Message(msgspec.Struct, frozen=True):
     subject: str
     seq: Number
-    time: str
+    time: Time
     data: bytes = b""
     hdrs: bytes = b""
 
@@ -243,22 +247,12 @@ class JetStream:
         answer = await self.find(f"STREAM.MSG.GET.{stream}", query, _Found, deadline=deadline)
         if answer is None:
             return None
-        found, stored_s = answer.message, parse_time(answer.message.time)
+        found = answer.message
         lines = found.hdrs.decode("utf-8", "replace").split("\r\n")[1:]
         pairs = (line.partition(":") for line in lines if ":" in line)
         headers = {name: value.strip() for name, _, value in pairs}
+        stored_s = found.time.timestamp()
         return StoredMessage(found.subject, found.seq, found.data, headers, stored_s)
-
-
-def parse_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time; `RemoteProtocolError` if it is none."""
-    whole, _, rest = text.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    try:
-        seconds = datetime.fromisoformat(whole + rest[len(digits) :]).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise RemoteProtocolError(f"not a time of JetStream: {error}") from None
-    return seconds + float(f"0.{digits or 0}")
 
 
 def _decode(payload: bytes, kind: type[R]) -> R:

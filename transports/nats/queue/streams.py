@@ -143,8 +143,7 @@ async def read_statistics(
     jobs = await info(f"STREAM.INFO.{names.jobs}", StreamInfo)
     consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}", ConsumerInfo)
     dead = await info(f"STREAM.INFO.{names.dead}", StreamInfo)
-    depth = jobs.state.messages
-    age_s = jobs.age_s(wall()) if depth else 0.0
+    depth, age_s = jobs.state.messages, jobs.age_s(wall())
     return QueueStatistics(depth, min(depth, consumer.num_ack_pending), dead.state.messages, age_s)
 
 
