@@ -126,18 +126,11 @@ class ReplayChoices(Choices):
     def __init__(self, values: Iterable[int], seed: int = 0) -> None:
         super().__init__(seed)
         self.answers = list(values)
-        self._position = 0
 
     @override
     def _pick(self, n: int, label: str) -> int:
-        position = self._position
-        self._position += 1
-        if position < len(self.answers):
-            return self.answers[position] % n
-        return self._past_the_end(n)
-
-    def _past_the_end(self, n: int) -> int:  # noqa: ARG002 -- the subclass's parameter
-        return 0
+        position = len(self.record)
+        return self.answers[position] % n if position < len(self.answers) else 0
 
 
 class PrefixChoices(ReplayChoices):
@@ -148,8 +141,9 @@ class PrefixChoices(ReplayChoices):
         self._tail = random.Random(f"{tail_seed}/tail")
 
     @override
-    def _past_the_end(self, n: int) -> int:
-        return self._tail.randrange(n)
+    def _pick(self, n: int, label: str) -> int:
+        is_past = len(self.record) >= len(self.answers)
+        return self._tail.randrange(n) if is_past else super()._pick(n, label)
 
 
 class DeviationChoices(Choices):

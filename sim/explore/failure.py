@@ -46,54 +46,84 @@ class BadFailureFile(ValueError):  # noqa: N818 -- the file is at fault
     """The file is no failure file of this version; the text names the field and what it must be."""
 
 
-@attrs.frozen
-class Failure:
-    """One failing run, as recorded."""
+Short = Annotated[str, msgspec.Meta(max_length=200)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
+
+class Decisions(msgspec.Struct, frozen=True):
+    """What a run decided."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=CHOICES_MAX)]
+    runs: list[tuple[Number, Number]] | None
+    """Values and how often each, one after another; null if they are what the seed answers."""
+
+    def values(self) -> list[int] | None:
+        if self.runs is None:
+            return None
+        found = sum(often for _, often in self.runs)
+        if found != self.count:
+            raise BadFailureFile(f"choices.runs has {found} decisions, and count is {self.count}")
+        return [value for value, often in self.runs for _ in range(often)]
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """A checksum of all rows so far, after every `stride` rows, four characters each."""
+
+    stride: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    sums: Annotated[str, msgspec.Meta(max_length=4 * MARKS_MAX)]
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """What a run depends on besides the scenario."""
+
+    trinamo: Short
+    python: Short
+    trio: Short
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One failing run, as its file has it."""
+
+    schema: Short
     scenario: Scenario
     seed: int
-    values: list[int] | None
-    """The decisions; None if they are what the seed answers."""
-    count: int
-    """How many decisions the run made."""
-    digest: str
-    finding: Finding
-    rows: list[str] | None
-    """All rows as text, if they were few enough to keep."""
-    stride: int
-    marks: list[str]
-    """A checksum of all rows so far, after every `stride` rows."""
-    versions: dict[str, str]
+    decisions: Decisions = msgspec.field(name="choices")
+    digest: Short
+    violation: Finding
+    rows: str | None
+    """All rows as text, packed, if they are few enough to keep."""
+    marks: Marks
+    """Of rows that are not kept."""
+    versions: Versions
 
     @classmethod
     def of(cls, scenario: Scenario, source: Run | Played) -> Failure:
         """Record the failing run; plays it again unless its trace is at hand."""
         if isinstance(source, Run):
             source = played(scenario, ReplayChoices(source.values, source.seed))
-        result, trace = source.run, source.trace
+        result, rows = source.run, source.trace.texts()
         if result.finding is None:
             raise ValueError("this run does not fail")
-        is_seeds_own = _seeded(result.seed, source)
-        rows = trace.texts()
+        values, packed = result.values, _packed(rows)
+        is_kept = len(packed) <= ROWS_BYTES_MAX
         stride = max(1, math.ceil(len(rows) / MARKS_MAX))
+        runs = [(each, len(list(same))) for each, same in groupby(values)]
         return cls(
+            schema=SCHEMA,
             scenario=scenario,
             seed=result.seed,
-            values=None if is_seeds_own else result.values,
-            count=len(result.values),
+            decisions=Decisions(len(values), None if _seeded(result.seed, source) else runs),
             digest=result.digest,
-            finding=result.finding,
-            rows=rows if len(_packed(rows)) <= ROWS_BYTES_MAX else None,
-            stride=stride,
-            marks=marks(rows, stride),
+            violation=result.finding,
+            rows=packed if is_kept else None,
+            marks=Marks(stride, "" if is_kept else "".join(marks(rows, stride))),
             versions=versions(),
         )
 
     def choices(self) -> Choices:
         """The decisions of the recorded run, for one more."""
-        if self.values is None:
-            return SeedChoices(self.seed)
-        return ReplayChoices(self.values, self.seed)
+        values = self.decisions.values()
+        return SeedChoices(self.seed) if values is None else ReplayChoices(values, self.seed)
 
     def play(self, scenario: Play | None = None) -> Played:
         """The run again; `scenario` in the place of the named one, if given."""
@@ -102,25 +132,26 @@ class Failure:
     @property
     def version_changes(self) -> list[str]:
         """What has another version than when it was recorded, in words."""
+        before, now = map(msgspec.structs.asdict, (self.versions, versions()))
         return [
-            f"{name} was {self.versions.get(name)} and is {version}"
-            for name, version in versions().items()
-            if self.versions.get(name) != version
+            f"{name} was {before[name]} and is {now[name]}"
+            for name in now
+            if before[name] != now[name]
         ]
 
     def difference(self, trace: Trace) -> str:
         """The first row in which `trace` departs from the recorded run, in words; empty if none."""
         texts = trace.texts()
         if self.rows is not None:
-            for number, (old, new) in enumerate(zip(self.rows, texts, strict=False)):
+            for number, (old, new) in enumerate(zip(_unpacked(self.rows), texts, strict=False)):
                 if old != new:
                     return f"row {number}:\n  recorded {old}\n  now      {new}"
         else:
-            for index, (old, new) in enumerate(
-                zip(self.marks, marks(texts, self.stride), strict=False)
-            ):
+            stride, sums = self.marks.stride, self.marks.sums
+            known = [sums[at : at + 4] for at in range(0, len(sums), 4)]
+            for index, (old, new) in enumerate(zip(known, marks(texts, stride), strict=False)):
                 if old != new:
-                    first, last = index * self.stride, (index + 1) * self.stride - 1
+                    first, last = index * stride, (index + 1) * stride - 1
                     now = "\n  ".join(texts[first : last + 1][:20])
                     return f"row {first} or one after it, up to {last}; now they are\n  {now}"
         if trace.digest != self.digest:
@@ -128,8 +159,8 @@ class Failure:
         return ""
 
 
-def versions() -> dict[str, str]:
-    """What a run depends on besides the scenario."""
+def versions() -> Versions:
+    """Those of now."""
     from importlib.metadata import (  # noqa: PLC0415 -- takes longer than a short run
         PackageNotFoundError,
         version,
@@ -140,11 +171,7 @@ def versions() -> dict[str, str]:
     except PackageNotFoundError:
         # A checkout on the path, which nobody installed.
         own = "checkout"
-    return {
-        "trinamo": own,
-        "python": platform.python_version(),
-        "trio": trio.__version__,
-    }
+    return Versions(own, platform.python_version(), trio.__version__)
 
 
 def marks(rows: Iterable[str], stride: int) -> list[str]:
@@ -197,63 +224,10 @@ def replay(failure: Failure, scenario: Play | None = None) -> Replay:
 
 # --- the file -------------------------------------------------------------------------------------
 
-Short = Annotated[str, msgspec.Meta(max_length=200)]
-Number = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Choices(msgspec.Struct):
-    count: Annotated[int, msgspec.Meta(ge=0, le=CHOICES_MAX)]
-    runs: list[tuple[Number, Number]] | None
-    """Values and how often each, one after another; null if they are what the seed answers."""
-
-    def values(self) -> list[int] | None:
-        if self.runs is None:
-            return None
-        found = sum(often for _, often in self.runs)
-        if found != self.count:
-            raise BadFailureFile(f"choices.runs has {found} decisions, and count is {self.count}")
-        return [value for value, often in self.runs for _ in range(often)]
-
-
-class _Marks(msgspec.Struct):
-    stride: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-    sums: Annotated[str, msgspec.Meta(max_length=4 * MARKS_MAX)]
-
-
-class _Versions(msgspec.Struct):
-    trinamo: Short
-    python: Short
-    trio: Short
-
-
-class _File(msgspec.Struct):
-    schema: Short
-    scenario: Scenario
-    seed: int
-    choices: _Choices
-    digest: Short
-    violation: Finding
-    rows: str | None
-    marks: _Marks
-    versions: _Versions
-
 
 def save_failure(failure: Failure, path: Path) -> None:
     """Write the file; `ValueError` if it would be larger than `FILE_BYTES_MAX` (shrink first)."""
-    values, rows = failure.values, failure.rows
-    runs = None if values is None else [(each, len(list(same))) for each, same in groupby(values)]
-    file = _File(
-        schema=SCHEMA,
-        scenario=failure.scenario,
-        seed=failure.seed,
-        choices=_Choices(failure.count, runs),
-        digest=failure.digest,
-        violation=failure.finding,
-        rows=None if rows is None else _packed(rows),
-        marks=_Marks(failure.stride, "" if rows else "".join(failure.marks)),
-        versions=_Versions(**failure.versions),
-    )
-    text = json.dumps(msgspec.to_builtins(file, enc_hook=attrs.asdict), separators=(",", ":"))
+    text = json.dumps(msgspec.to_builtins(failure, enc_hook=attrs.asdict), separators=(",", ":"))
     if len(text) > FILE_BYTES_MAX:
         raise ValueError(
             f"{len(text)} bytes, and a failure file has at most {FILE_BYTES_MAX}; shrink the run first"
@@ -291,21 +265,12 @@ def _failure(content: Any, packages: tuple[str, ...]) -> Failure:
     schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
     if schema != SCHEMA:
         raise BadFailureFile(f"schema is {schema!r}, and this version reads {SCHEMA!r}")
-    file = msgspec.convert(content, _File)
-    _check_place(file.scenario, packages)
-    sums = file.marks.sums
-    return Failure(
-        scenario=file.scenario,
-        seed=file.seed,
-        values=file.choices.values(),
-        count=file.choices.count,
-        digest=file.digest,
-        finding=file.violation,
-        rows=None if file.rows is None else _unpacked(file.rows),
-        stride=file.marks.stride,
-        marks=[sums[at : at + 4] for at in range(0, len(sums), 4)],
-        versions=msgspec.structs.asdict(file.versions),
-    )
+    failure = msgspec.convert(content, Failure)
+    _check_place(failure.scenario, packages)
+    failure.decisions.values()
+    if failure.rows is not None:
+        _unpacked(failure.rows)
+    return failure
 
 
 def _check_place(scenario: Scenario, packages: tuple[str, ...]) -> None:

@@ -83,7 +83,7 @@ def test_a_long_run_is_filed_with_checksums_that_bracket_the_difference(path: Pa
     assert path.stat().st_size < 100_000
     failure = load_failure(path, packages=(__name__,))
     assert failure.rows is None
-    assert failure.stride == 5
+    assert failure.marks.stride == 5
     assert replay(failure).is_exact
     departed = replay(failure, scenario.changed(odd=12_345))
     assert departed.difference.startswith("row 12345 or one after it, up to 12349; now they are")
@@ -177,5 +177,5 @@ def test_a_checkout_that_nobody_installed_saves_and_replays(
     save_failure(Failure.of(STALE_ACK, _failing()), path)
 
     failure = load_failure(path)
-    assert failure.versions["trinamo"] == "checkout"
+    assert failure.versions.trinamo == "checkout"
     assert replay(failure).is_exact
