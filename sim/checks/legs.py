@@ -110,8 +110,7 @@ def check(outcome: Outcome, attempts: list[Attempt]) -> Iterator[tuple[str, str]
     yield from _check_migrations(attempts, records)
     for attempt in attempts:
         gone_s = ends_s.get(attempt.request, math.inf)
-        yield from _check_idle(outcome, attempt, gone_s, died_s, still)
-        yield from _check_late(outcome, attempt, gone_s, still)
+        yield from _check_leg(outcome, attempt, gone_s, died_s, still.get(attempt.host, ()))
 
 
 def _check_migrations(
@@ -140,25 +139,6 @@ def _check_migrations(
             yield "I11", f"{name} migrated, and got {record.text!r}, not {record.expected!r}"
 
 
-def _check_late(
-    outcome: Outcome,
-    attempt: Attempt,
-    gone_s: float,
-    still: dict[str, list[tuple[float, float]]],
-) -> Iterator[tuple[str, str]]:
-    """What still waited to be prefilled, or to be taken up, when its client had gone never is."""
-    late_s = attempt.began_s - gone_s
-    is_waiting = attempt.leg == "prefill" or attempt.index > 0
-    if is_waiting and attempt.began_s > _due_s(outcome, gone_s, still.get(attempt.host, ())):
-        yield (
-            "I4",
-            (
-                f"{attempt.request} was over at {gone_s:.3f} s, and {attempt.host} took it up"
-                f" {late_s:.3f} s later"
-            ),
-        )
-
-
 def _gone_s(record: ClientRecord, died_s: dict[str, float], outcome: Outcome) -> float:
     """When the client had its end, or died."""
     if record.ended_s is not None:
@@ -167,26 +147,25 @@ def _gone_s(record: ClientRecord, died_s: dict[str, float], outcome: Outcome) ->
     return died_s.get(f"{record.client}.{generation}", math.inf)
 
 
-def _check_idle(
+def _check_leg(
     outcome: Outcome,
     attempt: Attempt,
     gone_s: float,
     died_s: dict[str, float],
-    still: dict[str, list[tuple[float, float]]],
+    still: Iterable[tuple[float, float]],
 ) -> Iterator[tuple[str, str]]:
     # A leg that began after the client had gone has its bound from there on.
-    since_s = max(gone_s, attempt.began_s)
-    due_s = _due_s(outcome, since_s, still.get(attempt.host, ()))
+    due_s = _due_s(outcome, max(gone_s, attempt.began_s), still)
     ended_s = min(attempt.ended_s, died_s.get(attempt.host, math.inf))
     is_over = outcome.world.ended_s >= due_s or math.isfinite(ended_s)
+    over = f"{attempt.request} was over at {gone_s:.3f} s"
     if not math.isinf(gone_s) and is_over and ended_s > due_s:
-        yield (
-            "I4",
-            (
-                f"{attempt.request} was over at {gone_s:.3f} s, but {attempt.host} worked on it until"
-                f" {ended_s:.3f} s"
-            ),
-        )
+        yield "I4", f"{over}, but {attempt.host} worked on it until {ended_s:.3f} s"
+    # What still waited to be prefilled, or to be taken up, when its client had gone never is.
+    is_waiting = attempt.leg == "prefill" or attempt.index > 0
+    if is_waiting and attempt.began_s > _due_s(outcome, gone_s, still):
+        late_s = attempt.began_s - gone_s
+        yield "I4", f"{over}, and {attempt.host} took it up {late_s:.3f} s later"
 
 
 def _due_s(outcome: Outcome, since_s: float, still: Iterable[tuple[float, float]]) -> float:
