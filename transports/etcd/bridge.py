@@ -14,13 +14,12 @@ waiting.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -241,31 +240,36 @@ def status_of(error: Any) -> StatusError:
     return StatusError(error.code().name, str(error.details() or error.code().name))
 
 
-class Bridge:
-    """The way back from gRPC's threads into this trio run, for all calls of one client."""
+class GrpcChannel:
+    """The methods of etcd over an open `grpc.Channel`, which it closes. Implements `Channel`."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._methods: dict[str, Any] = {}
         self._token = trio.lowlevel.current_trio_token()
         # At most one entry a call in flight, so its bound is that of the callers' tasks.
         self._wakes: deque[Callable[[], None]] = deque()
         self._is_told = False
 
-    async def call_unary(
-        self,
-        method: Any,
-        request: Any,
-        *,
-        timeout_s: float,
-        metadata: Metadata,
-        waits: bool = False,
-    ) -> Any:
-        """Call `method` and return its reply; raises `grpc.RpcError`.
+    def _method(self, name: str, *, is_stream: bool) -> Any:
+        made = self._methods.get(name)
+        if made is None:
+            method, channel = METHODS[name], self._channel
+            make = channel.stream_stream if is_stream else channel.unary_unary
+            made = self._methods[name] = make(
+                f"/etcdserverpb.{method.service}/{name}",
+                method.request.SerializeToString,
+                method.reply.FromString,
+            )
+        return made
 
-        `timeout_s` is gRPC's own deadline, so the server gives up with us. When cancelled, the
-        call may still have taken effect.
-        """
+    async def call(
+        self, name: str, request: Any, *, timeout_s: float, metadata: Metadata, waits: bool = False
+    ) -> Any:
+        """See `EtcdChannel.call`. `timeout_s` is gRPC's own deadline, so the server gives up with us."""
         await trio.lowlevel.checkpoint_if_cancelled()
         task = trio.lowlevel.current_task()
+        method = self._method(name, is_stream=False)
         future = method.future(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
         is_waiting = True
 
@@ -283,7 +287,7 @@ class Bridge:
             self._wakes.append(wake)
             if not self._is_told:
                 self._is_told = True
-                with contextlib.suppress(trio.RunFinishedError):
+                with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._wake_all)
 
         def abort(_: Any) -> trio.lowlevel.Abort:
@@ -298,46 +302,16 @@ class Bridge:
             return future.result()
         except grpc.FutureCancelledError:
             # Somebody closed the channel under the call. The future is itself the gRPC error.
-            raise future from None
+            raise status_of(future) from None
+        except grpc.RpcError as error:
+            raise status_of(error) from None
 
     def _wake_all(self) -> None:
         self._is_told = False
         while self._wakes:
             self._wakes.popleft()()
 
-
-class GrpcChannel:
-    """The methods of etcd over an open `grpc.Channel`, which it closes. Implements `Channel`."""
-
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self._bridge = Bridge()
-        self._methods: dict[str, Any] = {}
-
-    def _method(self, name: str, *, is_stream: bool) -> Any:
-        made = self._methods.get(name)
-        if made is None:
-            method, channel = METHODS[name], self._channel
-            make = channel.stream_stream if is_stream else channel.unary_unary
-            made = self._methods[name] = make(
-                f"/etcdserverpb.{method.service}/{name}",
-                method.request.SerializeToString,
-                method.reply.FromString,
-            )
-        return made
-
-    async def call(
-        self, name: str, request: Any, *, timeout_s: float, metadata: Metadata, waits: bool = False
-    ) -> Any:
-        method = self._method(name, is_stream=False)
-        try:
-            return await self._bridge.call_unary(
-                method, request, timeout_s=timeout_s, metadata=metadata, waits=waits
-            )
-        except grpc.RpcError as error:
-            raise status_of(error) from None
-
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def open_stream(self, name: str, *, metadata: Metadata) -> AsyncIterator[Stream]:
         stream = GrpcStream(self._method(name, is_stream=True), metadata)
         try:

@@ -9,7 +9,7 @@ import attrs
 import trio
 import trio.testing
 
-from trinamo.transports.etcd.bridge import Bridge
+from trinamo.transports.etcd.bridge import GrpcChannel
 
 CALLS = 400
 THREADS = 4
@@ -28,18 +28,23 @@ class Method:
         self.calls.append((request, made))
         return made
 
+    def unary_unary(self, *_: object) -> Method:
+        """As a `grpc.Channel` all of whose methods it is."""
+        return self
 
-async def ask(bridge: Bridge, method: Method, number: int) -> int:
-    reply: int = await bridge.call_unary(method, number, timeout_s=1, metadata=())
+
+async def ask(channel: GrpcChannel, number: int) -> int:
+    reply: int = await channel.call("Range", number, timeout_s=1, metadata=())
     return reply
 
 
 async def test_every_completion_of_many_threads_wakes_its_own_task() -> None:
-    bridge, method = Bridge(), Method()
+    method = Method()
+    channel = GrpcChannel(method)
     answers: list[tuple[int, int]] = []
 
     async def call(number: int) -> None:
-        answers.append((number, await ask(bridge, method, number)))
+        answers.append((number, await ask(channel, number)))
 
     def complete(first: int) -> None:
         for request, future in method.calls[first::THREADS]:
@@ -56,15 +61,16 @@ async def test_every_completion_of_many_threads_wakes_its_own_task() -> None:
 
 
 async def test_what_completes_while_trio_is_busy_wakes_it_once() -> None:
-    bridge, method = Bridge(), Method()
+    method = Method()
+    channel = GrpcChannel(method)
     batches: list[int] = []
-    wake_all = bridge._wake_all
+    wake_all = channel._wake_all
 
     def count() -> None:
-        batches.append(len(bridge._wakes))
+        batches.append(len(channel._wakes))
         wake_all()
 
-    bridge._wake_all = count  # type: ignore[method-assign]
+    channel._wake_all = count  # type: ignore[method-assign]
 
     def complete() -> None:
         for _, future in method.calls:
@@ -72,7 +78,7 @@ async def test_what_completes_while_trio_is_busy_wakes_it_once() -> None:
 
     async with trio.open_nursery() as nursery:
         for number in range(CALLS):
-            nursery.start_soon(ask, bridge, method, number)
+            nursery.start_soon(ask, channel, number)
         await trio.testing.wait_all_tasks_blocked()
         # trio's own thread waits here, as it does behind a task that computes.
         thread = threading.Thread(target=complete)
@@ -83,11 +89,12 @@ async def test_what_completes_while_trio_is_busy_wakes_it_once() -> None:
 
 
 async def test_a_completion_that_crosses_a_cancel_wakes_nobody() -> None:
-    bridge, method = Bridge(), Method()
+    method = Method()
+    channel = GrpcChannel(method)
 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, bridge, method, 0)
+            nursery.start_soon(ask, channel, 0)
             await trio.testing.wait_all_tasks_blocked()
             ((_, call),) = method.calls
             thread = threading.Thread(target=call.set_result, args=(0,))
