@@ -99,38 +99,27 @@ class _Waiting:
     """Who had claimed it went away."""
 
 
+@attrs.define(eq=False)
 class DecodeFirst:
     """The decode worker's half: one for each process."""
 
-    mode = MODE
-
-    def __init__(
-        self,
-        host: HandsOver,
-        transfers: EngineTransfers,
-        queue: CountedQueue,
-        *,
-        section: DisaggregationConfig,
-        lending: Lending,
-        env: Env,
-        is_reachable: Callable[[], bool],
-    ) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._queue = queue
-        self._section = section
-        self.lending = lending
-        self._env = env
-        self._is_reachable = is_reachable
-        self._waiting: dict[str, _Waiting] = {}
-        self._refused_until = -math.inf
-        """Until then the queue is not asked, as it did not take the last job: then one tries again."""
-        self._is_refusal_told = False
+    _host: HandsOver
+    _transfers: EngineTransfers
+    _queue: CountedQueue
+    _section: DisaggregationConfig
+    lending: Lending
+    _env: Env
+    _is_broker_reachable: Callable[[], bool]
+    mode: str = attrs.field(default=MODE, init=False)
+    _waiting: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
+    _refused_until: float = attrs.field(default=-math.inf, init=False)
+    """Until then the queue is not asked, as it did not take the last job: then one tries again."""
+    _is_refusal_told: bool = attrs.field(default=False, init=False)
 
     @property
     def is_reachable(self) -> bool:
         """Whether the broker of the queue is, and took the last job, or has not been asked for a while."""
-        return self._is_reachable() and trio.current_time() >= self._refused_until
+        return self._is_broker_reachable() and trio.current_time() >= self._refused_until
 
     @property
     def depth(self) -> int:
@@ -202,7 +191,7 @@ class DecodeFirst:
             except TrinamoError as error:
                 # No prompt waits for it again in the next seconds.
                 self._refused_until = trio.current_time() + REFUSED_S
-                if not self._is_refusal_told and self._is_reachable():
+                if not self._is_refusal_told and self._is_broker_reachable():
                     self._is_refusal_told = True
                     text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
                     _log.warning(text, self._queue.name, REFUSED_S, error)
@@ -265,23 +254,15 @@ class DecodeFirst:
             raise RefusedError(f"job {claim.id} is not wanted any more")
 
 
+@attrs.frozen(eq=False)
 class QueuedPrefills:
     """The prefill worker's half: the handler of the queue's jobs."""
 
-    def __init__(
-        self,
-        host: HandsOver,
-        transfers: EngineTransfers,
-        handoffs: Client,
-        *,
-        metrics: PrefillMetrics,
-        traces: Traces,
-    ) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._handoffs = handoffs
-        self._metrics = metrics
-        self._traces = traces
+    _host: HandsOver
+    _transfers: EngineTransfers
+    _handoffs: Client
+    _metrics: PrefillMetrics
+    _traces: Traces
 
     async def work(self, job: LeasedJob, asked: RemotePrefillRequest) -> None:
         """Compute one prompt, and write it to whoever waits for it. Nothing is tried again.

@@ -170,25 +170,16 @@ class DecodeHost(HandsOver, ForwardsDeltas, Protocol):
     """What a decode worker needs of its engine."""
 
 
+@attrs.frozen(eq=False)
 class DisaggregatedEngine:
     """Answers requests like its host, whose prompts may come from elsewhere."""
 
-    def __init__(
-        self,
-        host: DecodeHost,
-        flow: PrefillFlow,
-        prefills: Router,
-        *,
-        limits: Callable[[], DisaggregationLimits],
-        env: Env,
-        metrics: DecodeMetrics,
-    ) -> None:
-        self._host = host
-        self._flow = flow
-        self._prefills = prefills
-        self._limits = limits
-        self._env = env
-        self._metrics = metrics
+    _host: DecodeHost
+    _flow: PrefillFlow
+    _prefills: Router
+    _limits: Callable[[], DisaggregationLimits]
+    _env: Env
+    _metrics: DecodeMetrics
 
     async def forward(self, request: GenerateRequest, context: Context, sink: Sink[Delta]) -> None:
         """Push one answer; see `ForwardsDeltas.forward`. The tokens are those of the host alone.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
@@ -72,28 +72,20 @@ class _Asked:
         return True
 
 
+@attrs.define(eq=False)
 class PrefillFirst:
     """The decode worker's half: one for each process."""
 
-    mode = MODE
-    is_reachable = True
+    is_reachable: ClassVar = True
     """No broker is in the way."""
 
-    def __init__(
-        self,
-        host: HandsOver,
-        transfers: EngineTransfers,
-        prefills: Client,
-        *,
-        section: DisaggregationConfig,
-        lending: Lending,
-    ) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._prefills = prefills
-        self._section = section
-        self.lending = lending
-        self._asking = 0
+    _host: HandsOver
+    _transfers: EngineTransfers
+    _prefills: Client
+    _section: DisaggregationConfig
+    lending: Lending
+    mode: str = attrs.field(default=MODE, init=False)
+    _asking: int = attrs.field(default=0, init=False)
 
     @property
     def depth(self) -> int:
@@ -218,15 +210,13 @@ class PrefillFirst:
         return PrefillReason.STOPPED
 
 
+@attrs.frozen(eq=False)
 class KeptPrefills:
     """The prefill worker's half: the handler of its endpoint."""
 
-    def __init__(
-        self, host: HandsOver, transfers: EngineTransfers, *, metrics: PrefillMetrics
-    ) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._metrics = metrics
+    _host: HandsOver
+    _transfers: EngineTransfers
+    _metrics: PrefillMetrics
 
     async def prefill(
         self, ask: PrefillAsk, context: Context

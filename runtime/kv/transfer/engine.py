@@ -91,30 +91,23 @@ class Moving(TypedDict, total=False):
     layers: range | None
 
 
+@attrs.define(eq=False)
 class EngineTransfers:
     """One engine's transfers; made by `open_engine_transfers`."""
 
-    def __init__(
-        self,
-        engine_id: str,
-        kv: KvCache,
-        memory: RoutedMemory,
-        router: TransferRouter,
-        leases: BlockLeases,
-        store: NixlMetadataStore,
-        chain: TransferChain,
-        *,
-        section: TransferConfig,
-    ) -> None:
-        self.engine_id = engine_id
-        """What peers know us by."""
-        self.kv, self.leases = kv, leases
-        self.memory, self.router, self.store = memory, router, store
-        self._chain, self._section = chain, section
-        self._peers: dict[str, _Engine] = {}
-        self._missing: dict[str, int] = {}
-        """By incarnation, how often it was said to be missing since it is being asked."""
-        self._is_draining = False
+    engine_id: str
+    """What peers know us by."""
+    kv: KvCache
+    memory: RoutedMemory
+    router: TransferRouter
+    leases: BlockLeases
+    store: NixlMetadataStore
+    _chain: TransferChain
+    _section: TransferConfig
+    _peers: dict[str, _Engine] = attrs.field(factory=dict, init=False)
+    _missing: dict[str, int] = attrs.field(factory=dict, init=False)
+    """By incarnation, how often it was said to be missing since it is being asked."""
+    _is_draining: bool = attrs.field(default=False, init=False)
 
     # --- our side --------------------------------------------------------------------------------
 

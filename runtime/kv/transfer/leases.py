@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Protocol
 
+import attrs
 import trio
 
 from ...errors import TrinamoError
@@ -37,33 +38,23 @@ class _Settling(Protocol):
     async def wait_settled(self) -> None: ...
 
 
+@attrs.define(eq=False)
 class BlockLeases:
     """The blocks of one pool that transfers may touch. Made by `open_block_leases`."""
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        nursery: trio.Nursery,
-        *,
-        drain_s: float,
-        on_quarantine: Callable[[int], None],
-        on_readmit: Callable[[int], None] = lambda _: None,
-        rng: random.Random,
-        block_of: Callable[[int], int],
-        inquiries: Inquiries | None = None,
-    ) -> None:
-        self.tickets = Tickets()
-        """Those of peers that transfers of ours carry."""
-        self._pool = pool
-        self._block_of = block_of
-        self._nursery = nursery
-        self._drain_s = drain_s
-        self._on_quarantine, self._on_readmit = on_quarantine, on_readmit
-        self._rng = rng
-        self._inquiries = inquiries
-        self.in_flight_count = 0
-        """How many transfers and grants hold blocks, those in quarantine left out."""
-        self._idle = trio.Event()
+    _pool: BlockPool
+    _nursery: trio.Nursery
+    _drain_s: float
+    _on_quarantine: Callable[[int], None]
+    _on_readmit: Callable[[int], None]
+    _rng: random.Random
+    _block_of: Callable[[int], int]
+    _inquiries: Inquiries | None
+    tickets: Tickets = attrs.field(factory=Tickets, init=False)
+    """Those of peers that transfers of ours carry."""
+    in_flight_count: int = attrs.field(default=0, init=False)
+    """How many transfers and grants hold blocks, those in quarantine left out."""
+    _idle: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def start(
         self, start: Callable[[], Transfer], blocks: Sequence[int], ticket: int = 0

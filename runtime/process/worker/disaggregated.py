@@ -125,7 +125,7 @@ class DecodeRole(_Role):
                 section=section,
                 lending=lending,
                 env=runtime.env,
-                is_reachable=lambda: (
+                is_broker_reachable=lambda: (
                     not isinstance(events, CountsEvents) or events.statistics().is_connected
                 ),
             )
