@@ -18,7 +18,7 @@ import trio
 from ..errors import OverloadedError, RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
-from ..planes import EventPlane, Message
+from ..planes import EventPlane
 from ..planes.retries import Retries
 from ..protocol.events.sequence import (
     SequenceCounts,
@@ -119,18 +119,15 @@ class EventFollower:
         async with self._events.subscribe(pattern, pending_max=self._pending_max) as messages:
             begun()
             async for message in messages:
-                self._take(message, nursery)
-
-    def _take(self, message: Message, nursery: trio.Nursery) -> None:
-        try:
-            event = decode_event(message.payload)
-        except RemoteProtocolError as error:
-            self._refuse(f"on {message.subject}: {error}")
-            return
-        if message.subject != event_subject(self._topic, event.publisher):
-            self._refuse(f"on {message.subject}: an event of {event.publisher:.80}")
-            return
-        self._receive(event, nursery)
+                try:
+                    event = decode_event(message.payload)
+                except RemoteProtocolError as error:
+                    self._refuse(f"on {message.subject}: {error}")
+                    continue
+                if message.subject == event_subject(self._topic, event.publisher):
+                    self._receive(event, nursery)
+                else:
+                    self._refuse(f"on {message.subject}: an event of {event.publisher:.80}")
 
     def _refuse(self, what: str) -> None:
         self.malformed += 1

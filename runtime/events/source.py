@@ -16,7 +16,7 @@ import trio
 from ..errors import RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
-from ..planes import EventPlane, Message
+from ..planes import EventPlane
 from ..planes.retries import Retries
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.events.sequence import (
@@ -105,21 +105,19 @@ class EventSource:
         subject = snapshot_subject(self._topic, self._publisher)
         async with self._events.subscribe(subject) as requests:
             begun()
-            async for request in requests:
-                if request.reply:
-                    await self._answer(request)
-
-    async def _answer(self, message: Message) -> None:
-        try:
-            request = decode_request(message.payload)
-            await self._events.publish(message.reply, self._answer_to(request))
-        except RemoteProtocolError as error:
-            self.malformed += 1
-            self._notices.warn(f"{self._topic}: a request not understood", error)
-        except TrinamoError as error:
-            self._notices.warn(f"{self._topic}: a snapshot could not be sent", error)
-        else:
-            self.snapshot_count += 1
+            async for message in requests:
+                if not message.reply:
+                    continue
+                try:
+                    request = decode_request(message.payload)
+                    await self._events.publish(message.reply, self._answer_to(request))
+                except RemoteProtocolError as error:
+                    self.malformed += 1
+                    self._notices.warn(f"{self._topic}: a request not understood", error)
+                except TrinamoError as error:
+                    self._notices.warn(f"{self._topic}: a snapshot could not be sent", error)
+                else:
+                    self.snapshot_count += 1
 
     def _answer_to(self, request: SnapshotRequest) -> bytes:
         # After an outage all followers ask at once, and nothing has changed between two of them.

@@ -88,15 +88,13 @@ class KvEventSource:
                 await self._wakeup.wait()
                 self._wakeup = trio.Event()
                 while self._waiting:
-                    await self._publish(next_batch(self._waiting))
-
-    async def _publish(self, batch: list[KvEvent]) -> None:
-        for event in batch:
-            self._held.apply(event)
-        self._waiting_blocks -= sum(len(each.block_hashes) for each in batch)
-        self._messages += 1
-        # Takes its number before it waits for anything, so that set and number change together.
-        await self._source.publish(encode_batch(batch))
+                    batch = next_batch(self._waiting)
+                    for event in batch:
+                        self._held.apply(event)
+                        self._waiting_blocks -= len(event.block_hashes)
+                    self._messages += 1
+                    # Takes its number before it waits for anything, so that set and number change together.
+                    await self._source.publish(encode_batch(batch))
 
     def statistics(self) -> dict[str, int]:
         """Gauges and counters as of now, by the names under which `/metrics` shows them."""

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import trio
 
 from ..errors import ConfigError, CorruptedError
@@ -63,17 +64,18 @@ def read_chunk(path: Path, offset: int, into: memoryview) -> None:
             done += count
 
 
+@attrs.define(eq=False)
 class PartialFile:
     """A beginning of a file that is being taken; made by `open_partial`, which holds its lock."""
 
-    def __init__(self, target: Path, part: Path, descriptor: int, hop: Hop) -> None:
-        self._target, self._part = target, part
-        self._descriptor = descriptor
-        self._hop = hop
-        self._whole = hashlib.sha256()
-        self.manifest: Manifest | None = None
-        self.count = 0
-        """Leading chunks that are here and right."""
+    _target: Path
+    _part: Path
+    _descriptor: int
+    _hop: Hop
+    _whole: hashlib._Hash = attrs.field(factory=hashlib.sha256, init=False)
+    manifest: Manifest | None = attrs.field(default=None, init=False)
+    count: int = attrs.field(default=0, init=False)
+    """Leading chunks that are here and right."""
 
     @property
     def byte_count(self) -> int:

@@ -197,9 +197,9 @@ def told_in_words(
     last = ""
     for index, message in enumerate(messages):
         role, pieces = message.role, [message.content] if message.content else []
-        pieces += [
-            f"{CALL_BEGIN}\n{dumps(_called(call))}\n{CALL_END}" for call in calls_of(message, index)
-        ]
+        for call in calls_of(message, index):
+            function = {name: call["function"][name] for name in ("name", "arguments")}
+            pieces.append(f"{CALL_BEGIN}\n{dumps(function)}\n{CALL_END}")
         if role == "tool":
             pieces = [f"<tool_response>\n{message.content}\n</tool_response>"]
         if role == last == "tool":
@@ -212,8 +212,3 @@ def told_in_words(
             told = f"{turns.pop(0).content}\n\n{told}"
         turns.insert(0, ChatMessage("system", told))
     return turns
-
-
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {"name": function["name"], "arguments": function["arguments"]}

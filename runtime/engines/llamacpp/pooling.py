@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import attrs
 import numpy as np
 
 POOLINGS: Final = {"1": "mean", "3": "last"}
@@ -24,16 +25,16 @@ def pooling_of(metadata: Mapping[str, str]) -> str:
     return POOLINGS.get(metadata.get(f"{kind}.pooling_type", ""), "")
 
 
+@attrs.define(eq=False)
 class Pooled:
     """The second context of one model; `pooling` is a value of `POOLINGS`."""
 
-    def __init__(
-        self, llama: Any, make_context: Callable[[], Any], chunk_tokens: int, pooling: str
-    ) -> None:
-        self._llama, self._make_context = llama, make_context
-        self._chunk_tokens, self._pooling = chunk_tokens, pooling
-        self._made: tuple[Any, Any] | None = None
-        """Context and batch."""
+    _llama: Any
+    _make_context: Callable[[], Any]
+    _chunk_tokens: int
+    _pooling: str
+    _made: tuple[Any, Any] | None = attrs.field(default=None, init=False)
+    """Context and batch."""
 
     def embed(self, token_ids: list[int]) -> Iterator[bytes]:
         """See `Embeds.embed`."""

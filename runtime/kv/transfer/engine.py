@@ -15,8 +15,9 @@ Which backend moves the blocks is decided in `router.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Required, TypedDict
 
 import attrs
@@ -267,15 +268,13 @@ class EngineTransfers:
         """
         async with open_nursery() as nursery:
 
-            async def attempt(begun: Callable[[], None]) -> None:
-                await self.store.watch(lambda peer: self._missed(peer, nursery), begun)
+            def missed(incarnation: str) -> None:
+                count = self._missing[incarnation] = self._missing.get(incarnation, 0) + 1
+                if count == 1:
+                    nursery.start_soon(self._reap, incarnation)
 
-            await Retries(_log, "peers' memory is not watched").run(attempt)
-
-    def _missed(self, incarnation: str, nursery: trio.Nursery) -> None:
-        count = self._missing[incarnation] = self._missing.get(incarnation, 0) + 1
-        if count == 1:
-            nursery.start_soon(self._reap, incarnation)
+            retries = Retries(_log, "peers' memory is not watched")
+            await retries.run(partial(self.store.watch, missed))
 
     async def _reap(self, incarnation: str) -> None:
         """Forget a missing peer, unless it answers, and is named again within the grace.

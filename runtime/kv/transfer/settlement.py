@@ -27,30 +27,25 @@ from ...protocol.transfer.settlement import (
 )
 
 
+@attrs.define(eq=False)
 class Grant:
     """Our blocks lent to one peer, by a ticket that nobody else knows.
 
     It ends once: when the peer is done, or by `withdraw`, which its time to live calls, too.
     """
 
-    def __init__(
-        self,
-        blocks: tuple[int, ...],
-        ticket: int,
-        on_end: Callable[[Grant], None],
-        *,
-        needs_proof: bool,
-    ) -> None:
-        self.blocks = blocks
-        """As the pool numbers them."""
-        self.ticket = ticket
-        """What the peer's transfers must carry."""
-        self.is_proven = False
-        """Whether the peer has proven that it stopped; what was on its way still has to land."""
-        self._on_end = on_end
-        self._needs_proof = needs_proof
-        self._heard, self._ended, self._settled = trio.Event(), trio.Event(), trio.Event()
-        self._message: bytes | None = None
+    blocks: tuple[int, ...]
+    """As the pool numbers them."""
+    ticket: int
+    """What the peer's transfers must carry."""
+    _on_end: Callable[[Grant], None]
+    _needs_proof: bool
+    is_proven: bool = attrs.field(default=False, init=False)
+    """Whether the peer has proven that it stopped; what was on its way still has to land."""
+    _heard: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _settled: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _message: bytes | None = attrs.field(default=None, init=False)
 
     @property
     def is_settled(self) -> bool:

@@ -256,7 +256,7 @@ def _wanted(jobs: list[str] | None, all_of_them: bool) -> list[str]:
 
 
 def _tell_outcome(queue: str, outcome: str, count: int, missing: list[str]) -> None:
-    sys.stdout.write(f"{queue}: {_counted(count, 'dead letter')} {outcome}\n")
+    sys.stdout.write(f"{queue}: {count} dead letter{'' if count == 1 else 's'} {outcome}\n")
     if missing:
         _fail(f"{queue} has no dead letter {', '.join(missing)}")
 
@@ -264,10 +264,6 @@ def _tell_outcome(queue: str, outcome: str, count: int, missing: list[str]) -> N
 def _fail(sentence: str) -> None:
     sys.stderr.write(f"trinamo: {sentence}\n")
     raise typer.Exit(1)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _write_json(value: Any) -> None:
