@@ -1,6 +1,6 @@
 """A consumer of a work queue: takes jobs, keeps their leases while a handler works, settles them.
 
-`open_consumer` is the usual way in; `Consumer.run` is the same as a task. What to do with a job is
+`open_consumer` is the way in. What to do with a job is
 decided in `protocol/queue/consumer.py`. What this module does not do: make the effect of a job
 happen once. The queue promises that at most one ack per job is applied, so let the effect depend on
 the job's id and attempt (`docs/queues.md` says how); a handler that was cancelled because its lease
@@ -100,27 +100,6 @@ async def open_consumer(
 ) -> AsyncIterator[Consumer[T]]:
     """Consume `queue` while inside; leaving drains it, see `Consumer.drain`.
 
-    Cancelled, or left by an exception, handlers are cancelled and their jobs given back, for
-    `return_timeout_s` at most. The arguments are those of `Consumer`.
-    """
-    consumer = Consumer(
-        queue,
-        handler,
-        decode=decode,
-        env=env,
-        limits=limits,
-        on_outcome=on_outcome,
-        traces=traces,
-    )
-    async with open_nursery() as nursery:
-        nursery.start_soon(consumer.run)
-        yield consumer
-        consumer.drain()
-
-
-class Consumer(Generic[T]):
-    """Works on at most `jobs_max` jobs of a queue at a time, until drained or cancelled.
-
     Args:
         queue: Where the jobs come from.
         handler: Called with each job and its decoded payload. Returning means done. Any
@@ -134,33 +113,38 @@ class Consumer(Generic[T]):
         traces: Where each attempt at a job leaves a leg, under the id of the request that put it or
             else under the job's.
 
+    Cancelled, or left by an exception, handlers are cancelled and their jobs given back, for
+    `return_timeout_s` at most.
+    """
+    limits = limits or ConsumerLimits()
+    traces = traces or Traces(env.clock, 0)
+    consumer = Consumer(queue, handler, decode, env, limits, on_outcome, traces)
+    async with open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        yield consumer
+        consumer.drain()
+
+
+@attrs.define(eq=False)
+class Consumer(Generic[T]):
+    """Works on at most `jobs_max` jobs of a queue at a time, until drained or cancelled.
+
     While the broker is away handlers go on for as long as their leases last, then they are
     cancelled: somebody else may have the job by then. Nothing here ends because of the broker.
     """
 
-    def __init__(
-        self,
-        queue: WorkQueue,
-        handler: Callable[[Job, T], Awaitable[object]],
-        *,
-        decode: Callable[[bytes], T],
-        env: Env,
-        limits: ConsumerLimits | None = None,
-        on_outcome: Callable[[JobOutcome], None] | None = None,
-        traces: Traces | None = None,
-    ) -> None:
-        self._queue = queue
-        self._handler = handler
-        self._decode = decode
-        self._env = env
-        self._limits = limits or ConsumerLimits()
-        self._on_outcome = on_outcome
-        self._traces = traces or Traces(env.clock, 0)
-        self._is_draining = trio.Event()
-        self._taking: dict[trio.CancelScope, None] = {}
-        self._is_refused = False
-        self.counts = ConsumerCounts()
-        """What was done so far."""
+    _queue: WorkQueue
+    _handler: Callable[[Job, T], Awaitable[object]]
+    _decode: Callable[[bytes], T]
+    _env: Env
+    _limits: ConsumerLimits
+    _on_outcome: Callable[[JobOutcome], None] | None
+    _traces: Traces
+    _is_draining: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _taking: dict[trio.CancelScope, None] = attrs.field(factory=dict, init=False)
+    _is_refused: bool = attrs.field(default=False, init=False)
+    counts: ConsumerCounts = attrs.field(factory=ConsumerCounts, init=False)
+    """What was done so far."""
 
     def drain(self) -> None:
         """Take nothing more, and let `run` end once every handler has.

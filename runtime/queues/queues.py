@@ -246,7 +246,7 @@ class Queues:
         limits: ConsumerLimits | None = None,
         has_legs: bool = True,
     ) -> AsyncIterator[Consumer[T]]:
-        """Open a queue and work on its jobs while inside; leaving drains. See `Consumer`.
+        """Open a queue and work on its jobs while inside; leaving drains. See `open_consumer`.
 
         `trinamo trace JOB` finds the attempts at a job here, unless its handler writes the legs.
         """

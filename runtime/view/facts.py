@@ -15,7 +15,7 @@ import msgspec
 
 from ..engines.generation import GenerationEngine, read_statistics
 from ..http.metrics import FrontendMetrics
-from ..kv.transfer.routes import TransferStatistics
+from ..kv.transfer.routes import Count as _Count, TransferStatistics
 from ..metrics.metrics import SUCCESS
 from ..metrics.tallies import Histogram
 from ..queues.queues import QueueTally
@@ -24,8 +24,6 @@ from .overview import FrontendView
 TEXT_CHARACTERS_MAX: Final = 160
 ENTRIES_MAX: Final = 64
 """Of a list or a table that a process tells."""
-_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""JSON has integers of any length, which no rate and no encoder takes."""
 Minute = tuple[_Count, _Count, _Count, _Count, _Count]
 """When it began, in seconds since the Unix epoch; its requests, failures and tokens, and the most
 requests under way in it."""
@@ -59,29 +57,6 @@ class QueueFacts(msgspec.Struct, kw_only=True):
     oldest_age_s: float = 0.0
 
 
-class BackendFacts(msgspec.Struct, kw_only=True):
-    """One backend of a chain of KV transfers."""
-
-    backend: str = ""
-    is_open: bool = True
-    peers: _Count = 0
-    usable_peers: _Count = 0
-    in_flight: _Count = 0
-    done: _Count = 0
-    done_bytes: _Count = 0
-    problem: str = ""
-
-
-class Transfers(msgspec.Struct, kw_only=True):
-    """The chain in its order."""
-
-    chain: list[BackendFacts] = []
-    moved_bytes: dict[str, _Count] = {}
-    """By the instance id of the peer: from it and to it, by transfers that were begun here."""
-    fallbacks: _Count = 0
-    quarantined_blocks: _Count = 0
-
-
 class WorkerFacts(msgspec.Struct, kw_only=True):
     """What a worker's status port says."""
 
@@ -94,7 +69,7 @@ class WorkerFacts(msgspec.Struct, kw_only=True):
     engines: dict[str, EngineFacts] = {}
     """By model."""
     queues: dict[str, QueueFacts] = {}
-    transfers: Transfers | None = None
+    transfers: TransferStatistics | None = None
 
 
 class FrontendTotals(msgspec.Struct, kw_only=True):

@@ -128,12 +128,29 @@ def look_at_models(entries: Sequence[Entry]) -> tuple[list[ModelLook], list[str]
     """The models of these cards, and a sentence for each card or alias that is refused."""
     table = ModelTable()
     refused = table.replace(((each.key, each.value) for each in entries), 0.0).refused
-    cards: dict[str, list[ModelCard]] = {}
+    by_name: dict[str, list[ModelCard]] = {}
     for entry in entries:
         with suppress(RemoteProtocolError):
             card = decode_card(entry.key, entry.value)
-            cards.setdefault(card.name, []).append(card)
-    return [_look(name, told, table) for name, told in cards.items()], list(refused)
+            by_name.setdefault(card.name, []).append(card)
+
+    def told(values: list[str]) -> str:
+        """What its cards say of a model; where they differ, all that they say."""
+        return " / ".join(list(dict.fromkeys(values))[:TOLD_MAX])
+
+    looks = [
+        ModelLook(
+            name,
+            told([card.endpoint for card in cards]),
+            told([card.engine for card in cards]),
+            min(card.context_tokens_max for card in cards),
+            registered=len(cards),
+            refused=table.refused_count(name),
+            aliases=[alias for alias, meant in table.aliases.models.items() if meant == name],
+        )
+        for name, cards in by_name.items()
+    ]
+    return looks, list(refused)
 
 
 def refusals(refused: Sequence[str]) -> list[str]:
@@ -145,20 +162,3 @@ def refusals(refused: Sequence[str]) -> list[str]:
         first + (f"; and {len(others)} more likewise" if others else "")
         for first, *others in alike.values()
     ]
-
-
-def _look(name: str, cards: list[ModelCard], table: ModelTable) -> ModelLook:
-    """What its cards say of a model; where they differ, all that they say."""
-
-    def told(values: list[str]) -> str:
-        return " / ".join(list(dict.fromkeys(values))[:TOLD_MAX])
-
-    return ModelLook(
-        name,
-        told([card.endpoint for card in cards]),
-        told([card.engine for card in cards]),
-        min(card.context_tokens_max for card in cards),
-        registered=len(cards),
-        refused=table.refused_count(name),
-        aliases=[alias for alias, meant in table.aliases.models.items() if meant == name],
-    )

@@ -33,7 +33,8 @@ from ..generation import EngineInfo
 from ..loop.host import EngineHost, open_engine_host, open_step_thread
 from ..loop.sampler import Array, Sampler
 from ..loop.step import Hop, StepItem
-from .grammars import Compiler, Grammars
+from .forms import Grammars
+from .grammars import Compiler
 from .model_file import MODEL_NAME, find_model, sample_digest, sampling_of
 from .pooling import Pooled, pooling_of
 from .prompts import Prompts, Vocabulary

@@ -4,33 +4,29 @@ Grammars are llguidance's, one of the two that llama.cpp can be built with. Its 
 the process at a token that it does not expect, takes milliseconds a token, and passes over what it
 does not know of a schema; `docs/decisions/0030` has the figures. What cannot be a grammar is refused here,
 before the request waits for a place; what would take too long to make is found out in a child process
-(`sandbox/`), once, as grammars are kept. Masks need no such bound: llguidance counts their steps. Needs the extra `llamacpp`.
+(`sandbox/`). Masks need no such bound: llguidance counts their steps. Needs the extra `llamacpp`.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import SCHEMA_CHARS_MAX, TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
-from .sandbox.sandbox import ExceededError, Sandbox
 from .schemas import formed
 
 _TOKENS_TRIED: Final = 8
 """Some grammars come to the limits of llguidance's lexer a token or two behind their beginning."""
 _MAY_BE_LONG: Final = 120
-_CACHED_MAX: Final = 64
 _LIMITS: Final = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
@@ -222,50 +218,3 @@ def _decoded(text: str, param: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"'{param}' is not valid JSON: {error}", param=param) from None
-
-
-@attrs.frozen(eq=False)
-class Grammars:
-    """The grammars that were asked for last, `_CACHED_MAX` of them, and why others are none.
-
-    `closes_objects` as in `schemas.py`.
-    """
-
-    _compiler: Compiler
-    _sandbox: Sandbox
-    _closes_objects: bool = True
-    _made: OrderedDict[str, LLMatcher | str] = attrs.field(factory=OrderedDict, init=False)
-
-    async def prepare(self, request: GenerateRequest) -> None:
-        """Have the form of its answer ready for `open`; `RequestError` naming the parameter if it is none.
-
-        It is made in the sandbox first, as what one costs is not to be seen in its text.
-        """
-        source, param = grammar_of(request, closes_objects=self._closes_objects)
-        if not source:
-            return
-        found = self._made.get(source)
-        if found is None:
-            try:
-                found = await self._sandbox.call(source)
-            except ExceededError as error:
-                found = f"making it takes more than {error}"
-            found = found or await trio.to_thread.run_sync(self._compiler.compile, source)
-            self._made[source] = found
-            while len(self._made) > _CACHED_MAX:
-                self._made.popitem(last=False)
-        if isinstance(found, str):
-            raise RequestError(f"'{param}' cannot be a grammar: {found}", param=param)
-
-    def open(self, request: GenerateRequest) -> Grammar | None:
-        """The form of its answer, which was prepared, at its beginning; None if it is free.
-
-        Raises `EngineError` if it is none.
-        """
-        source, _ = grammar_of(request, closes_objects=self._closes_objects)
-        if not source:
-            return None
-        found = self._made.get(source) or self._compiler.compile(source)
-        if isinstance(found, str):
-            raise EngineError(f"the answer has no grammar: {found}")
-        return self._compiler.open(found)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import msgspec
 import trio
 
 from ...errors import ConnectError, StaleMemoryError, TrinamoError
@@ -19,6 +20,8 @@ from ...protocol.transfer.description import (
 )
 
 _log = logging.getLogger("trinamo.transfer")
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""JSON has integers of any length, which no rate and no encoder takes."""
 
 
 class RoutedMemory:
@@ -144,34 +147,34 @@ class RoutedPeer:
 
 @attrs.frozen(kw_only=True)
 class BackendStatistics:
-    backend: str
+    backend: str = ""
     is_open: bool = True
     """Whether it can be used on this machine at all."""
-    peers: int = 0
+    peers: Count = 0
     """Peers that we are connected to and that have it too."""
-    usable_peers: int = 0
+    usable_peers: Count = 0
     """Those of them that new transfers go to by it."""
-    in_flight: int = 0
+    in_flight: Count = 0
     """Transfers under way."""
-    done: int = 0
+    done: Count = 0
     """Transfers that this process began and that are done, since the start."""
-    done_bytes: int = 0
+    done_bytes: Count = 0
     problem: str = ""
     """Why it is not open, does not take our memory, or lately failed with a peer."""
 
 
 @attrs.frozen(kw_only=True)
 class TransferStatistics:
-    """The chain in its order, and what went on over it."""
+    """The chain in its order, and what went on over it. `view/` decodes it from what strangers say."""
 
-    chain: Sequence[BackendStatistics]
-    peers: int
+    chain: Sequence[BackendStatistics] = ()
+    peers: Count = 0
     """Peers connected to."""
-    fallbacks: int
+    fallbacks: Count = 0
     """Transfers that went on over another backend, since the start."""
-    leased: int = 0
+    leased: Count = 0
     """Transfers and grants that hold blocks."""
-    blocks_in_flight: int = 0
-    quarantined_blocks: int = 0
-    moved_bytes: Mapping[str, int] = {}
+    blocks_in_flight: Count = 0
+    quarantined_blocks: Count = 0
+    moved_bytes: Mapping[str, Count] = {}
     """By the engine id of a peer that is connected to, what we have read from it and written to it."""

@@ -14,8 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trinamo.runtime.kv.transfer.routes import TransferStatistics
 from trinamo.runtime.logs.text import one_line
-from trinamo.runtime.view.facts import Transfers, read_facts, weights_rows
+from trinamo.runtime.view.facts import read_facts, weights_rows
 from trinamo.runtime.view.listing import InstanceLook, refusals
 from trinamo.runtime.view.rows import SINGLY_MAX, WELL, InstanceRow, InstanceRows, grouped
 from trinamo.runtime.view.survey import FrontendLook, Survey
@@ -206,7 +207,8 @@ def _transfers(instances: list[InstanceLook]) -> Iterator[RenderableType]:
     rows: list[list[object]] = []
     # Once a process, of whatever endpoints.
     for look in {each.id: each for each in instances}.values():
-        found = read_facts((look.health or {}).get("transfers"), Transfers) or Transfers()
+        found = read_facts((look.health or {}).get("transfers"), TransferStatistics)
+        found = found or TransferStatistics()
         for number, each in enumerate(found.chain):
             state = "open" if each.is_open else "not open"
             counts = ("", "") if number else (found.fallbacks, found.quarantined_blocks)

@@ -20,7 +20,8 @@ from trinamo.runtime.errors import ConfigError, EngineError, RequestError
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
 needs.LLAMACPP.imported()
-from trinamo.runtime.engines.llamacpp.grammars import Compiler, Grammars  # noqa: E402
+from trinamo.runtime.engines.llamacpp.forms import Grammars  # noqa: E402
+from trinamo.runtime.engines.llamacpp.grammars import Compiler  # noqa: E402
 from trinamo.runtime.engines.llamacpp.prompts import Prompts  # noqa: E402
 from trinamo.runtime.engines.llamacpp.sandbox.sandbox import BOUNDS, ExceededError, Sandbox  # noqa: E402
 
