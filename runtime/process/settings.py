@@ -215,34 +215,23 @@ class Settings:
             await self._changed.wait()
         return value
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the control plane until cancelled. Started once the first values are in.
+    async def run(self, begun: Callable[[], None] = lambda: None) -> None:
+        """Follow the control plane until cancelled; `begun` is called after each event.
 
         An outage only makes it wait. Raises what is beyond repair, such as a store that does not
         let this user read the prefix.
         """
-        is_started = False
-
-        def begun() -> None:
-            nonlocal is_started
-            if not is_started:
-                is_started = True
-                task_status.started()
-
-        await self._watch(begun)
+        async with self._control.watch(SETTINGS_PREFIX) as events:
+            async for event in events:
+                self.apply(event)
+                begun()
 
     async def follow(self) -> None:
         """`run` for a process that lives without: what is beyond repair is logged, tried again.
 
         Meanwhile the last known values hold, or the defaults.
         """
-        await Retries(_log, "settings are not followed").run(self._watch)
-
-    async def _watch(self, begun: Callable[[], None]) -> None:
-        async with self._control.watch(SETTINGS_PREFIX) as events:
-            async for event in events:
-                self.apply(event)
-                begun()
+        await Retries(_log, "settings are not followed").run(self.run)
 
     async def wait_loaded(self) -> None:
         """Return once what is stored has been read; safe to cancel, for a store may be away."""

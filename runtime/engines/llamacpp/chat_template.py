@@ -74,12 +74,20 @@ class ChatTemplate:
         """
         try:
             text = self._render_bounded(messages, tools, _given(given), is_open=bool(end))
-            return _up_to(end, text) if end else text
         except RequestError:
             raise
         except Exception as error:
             # Whatever it raises: a template is data that came from elsewhere.
             raise EngineError(f"the model's chat template failed: {error}") from error
+        if not end:
+            return text
+        before, found, _ = text.rpartition(end)
+        if not found:
+            raise RequestError(
+                "the model's chat template does not show the last message, so nothing can continue it",
+                param="continue_final_message",
+            )
+        return before
 
     def _to_json(self, value: Any, indent: int | None = None) -> str:
         """As the templates expect it, without HTML's escapes; nor does it end a turn."""
@@ -128,17 +136,6 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
-
-
-def _up_to(end: str, text: str) -> str:
-    """What comes before the last `end`; `RequestError` if the template has not written it."""
-    before, found, _ = text.rpartition(end)
-    if not found:
-        raise RequestError(
-            "the model's chat template does not show the last message, so nothing can continue it",
-            param="continue_final_message",
-        )
-    return before
 
 
 def _given(text: str) -> dict[str, Any]:

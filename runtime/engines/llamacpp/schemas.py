@@ -86,32 +86,25 @@ def _schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _bounded(schema: Any, param: str) -> Any:
     """The schema; `RequestError` for what a grammar cannot hold."""
-    for depth, node in _walk(schema):
-        if isinstance(node, dict) and any(map(_is_inexact, _values(node))):
+    pending: list[tuple[int, Any]] = [(0, schema)]
+    while pending:
+        depth, node = pending.pop()
+        if not isinstance(node, dict | list):
+            continue
+        if isinstance(node, dict) and _has_inexact(node):
             raise RequestError(
                 f"'{param}' asks for an integer beyond ±2**53, which the grammar cannot hold exactly",
                 param=param,
             )
         if depth > DEPTH_MAX:
             raise RequestError(f"'{param}' is more than {DEPTH_MAX} deep", param=param)
+        items = node.values() if isinstance(node, dict) else node
+        pending += [(depth + 1, each) for each in items]
     return schema
 
 
-def _values(node: dict[str, Any]) -> list[Any]:
-    """What an answer may be, word for word."""
+def _has_inexact(node: dict[str, Any]) -> bool:
+    """Whether an answer may be, word for word, an integer that is not held exactly."""
     listed = node.get("enum")
-    return [node.get("const"), *(listed if isinstance(listed, list) else ())]
-
-
-def _is_inexact(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > INTEGER_MAX
-
-
-def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
-    pending: list[tuple[int, Any]] = [(0, schema)]
-    while pending:
-        depth, node = pending.pop()
-        if isinstance(node, dict | list):
-            yield depth, node
-            items = node.values() if isinstance(node, dict) else node
-            pending += [(depth + 1, each) for each in items]
+    values = [node.get("const"), *(listed if isinstance(listed, list) else ())]
+    return any(isinstance(value, int) and abs(value) > INTEGER_MAX for value in values)

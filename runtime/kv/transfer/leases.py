@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Protocol
 
 import attrs
 import trio
@@ -27,15 +26,6 @@ from .routes import RoutedMemory
 from .settlement import Grant, Inquiries, Path, Tickets
 
 _log = logging.getLogger("trinamo.transfer")
-
-
-class _Settling(Protocol):
-    """A transfer of ours, or a grant."""
-
-    @property
-    def is_settled(self) -> bool: ...
-
-    async def wait_settled(self) -> None: ...
 
 
 @attrs.define(eq=False)
@@ -160,7 +150,7 @@ class BlockLeases:
     async def _hold(
         self,
         blocks: tuple[int, ...],
-        what: _Settling,
+        what: Transfer | Grant,
         *,
         after: Awaitable[None] | None = None,
         is_sure: Callable[[], bool] = lambda: False,

@@ -37,15 +37,18 @@ from ..openai.requests import (
 from ..openai.shaping import (
     ABSENT,
     FlatTool,
+    Format,
     Name,
     calls_text,
     check_length,
     check_name,
+    chosen_function,
+    chosen_mode,
     decode_json,
+    formatted_decoder,
     is_absent,
     json_text,
     nested_tools,
-    tool_choice,
     tools_text,
 )
 
@@ -81,21 +84,11 @@ class _Choice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Format(msgspec.Struct, frozen=True):
-    type: str
-    schema: Raw = ABSENT
-
-
-class _OutputConfig(msgspec.Struct, frozen=True):
-    format: _Format | None = None
-
-
 _messages_decoder = msgspec.json.Decoder(list[_Message])
 _system_decoder: msgspec.json.Decoder[str | list[_Block]] = msgspec.json.Decoder(str | list[_Block])
 _tools_decoder = msgspec.json.Decoder(list[_Tool])
 _choice_decoder = msgspec.json.Decoder(_Choice)
-_config_decoder = msgspec.json.Decoder(_OutputConfig)
-_format_decoder = msgspec.json.Decoder(_Format)
+_format_decoder = msgspec.json.Decoder(Format)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -134,7 +127,7 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
             # An assistant's turn that stands last is the beginning of the answer.
             "continue_final_message": turns[-1].role == "assistant",
             "tools": tools,
-            "tool_choice": tool_choice(_nested_choice(choice), names),
+            "tool_choice": _chosen(choice, names),
             "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         }
 
@@ -251,7 +244,7 @@ def _schema_of(config: Raw, older: Raw) -> str:
     """The JSON schema that `output_config.format` asks for, or `output_format`, as it was called."""
     where, found = "output_config.format", None
     if not is_absent(config):
-        found = decode_json(_config_decoder, config, "output_config").format
+        found = decode_json(formatted_decoder, config, "output_config").format
     elif not is_absent(older):
         where, found = "output_format", decode_json(_format_decoder, older, "output_format")
     if found is None:
@@ -262,11 +255,11 @@ def _schema_of(config: Raw, older: Raw) -> str:
     return json_text(found.schema, f"{where}.schema")
 
 
-def _nested_choice(choice: _Choice | None) -> Raw:
+def _chosen(choice: _Choice | None, names: frozenset[str]) -> str:
     if choice is None:
-        return ABSENT
+        return ""
     if choice.type != "tool":
-        return Raw(_encode(_CHOICES[choice.type]))
+        return chosen_mode(_CHOICES[choice.type], names)
     if choice.name is None:
         raise RequestError("'tool_choice.name' is missing", param="tool_choice.name")
-    return Raw(_encode({"type": "function", "function": {"name": choice.name}}))
+    return chosen_function(choice.name, names)

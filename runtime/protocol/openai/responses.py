@@ -37,11 +37,13 @@ from .shaping import (
     calls_text,
     check_length,
     check_name,
+    chosen_function,
+    chosen_mode,
     decode_json,
+    formatted_decoder,
     is_absent,
     nested_tools,
     schema_of_type,
-    tool_choice,
     tools_text,
 )
 
@@ -68,15 +70,6 @@ class _Item(msgspec.Struct, frozen=True):
     output: str | list[_Part] | None = None
 
 
-class _Format(msgspec.Struct, frozen=True):
-    type: str
-    schema: Raw = ABSENT
-
-
-class _Text(msgspec.Struct, frozen=True):
-    format: _Format | None = None
-
-
 class _Tool(FlatTool, frozen=True, kw_only=True):
     type: str
 
@@ -87,7 +80,6 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 _input_decoder: msgspec.json.Decoder[str | list[_Item]] = msgspec.json.Decoder(str | list[_Item])
-_text_decoder = msgspec.json.Decoder(_Text)
 _tools_decoder = msgspec.json.Decoder(list[_Tool])
 _choice_decoder: msgspec.json.Decoder[str | _Choice] = msgspec.json.Decoder(str | _Choice)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
@@ -123,7 +115,7 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
             max_tokens=self.max_output_tokens,
             logprobs=self._logprobs(),
             tools=tools,
-            tool_choice=tool_choice(_nested_choice(self.tool_choice), names),
+            tool_choice=_chosen(self.tool_choice, names),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             **self.sampled(sampling),
             json_schema=_schema_of(self.text),
@@ -253,7 +245,7 @@ def _schema_of(raw: Raw) -> str:
     if is_absent(raw):
         return ""
     check_length(raw, "text", 2 * SCHEMA_CHARS_MAX)
-    found = decode_json(_text_decoder, raw, "text").format
+    found = decode_json(formatted_decoder, raw, "text").format
     if found is None:
         return ""
     where = "text.format.schema"
@@ -262,16 +254,16 @@ def _schema_of(raw: Raw) -> str:
     return schema_of_type(found.type, found.schema, "text.format", where)
 
 
-def _nested_choice(raw: Raw) -> Raw:
+def _chosen(raw: Raw, names: frozenset[str]) -> str:
     if is_absent(raw):
-        return raw
+        return ""
     choice = decode_json(_choice_decoder, raw, "tool_choice")
     if isinstance(choice, str):
-        return raw
+        return chosen_mode(choice, names)
     if choice.type != "function" or choice.name is None:
         raise RequestError(
             f"'tool_choice' of type {choice.type[:40]!r} is not supported; use none, auto, required,"
             " or name a function",
             param="tool_choice",
         )
-    return Raw(_encode({"type": "function", "function": {"name": choice.name}}))
+    return chosen_function(choice.name, names)

@@ -59,11 +59,22 @@ class _JsonSchema(msgspec.Struct, frozen=True):
     schema: Raw = ABSENT
 
 
-class _ResponseFormat(msgspec.Struct, frozen=True):
+class Format(msgspec.Struct, frozen=True):
+    """The form of an answer."""
+
     type: str
-    json_schema: _JsonSchema | None = None
     schema: Raw = ABSENT
-    """Of `json_object`, as llama.cpp's server has it."""
+    """In `response_format` of `json_object`, as llama.cpp's server has it."""
+
+
+class _ResponseFormat(Format, frozen=True):
+    json_schema: _JsonSchema | None = None
+
+
+class _Formatted(msgspec.Struct, frozen=True):
+    """What holds the form in an API that has no `response_format`."""
+
+    format: Format | None = None
 
 
 _bool_decoder = msgspec.json.Decoder(bool)
@@ -71,6 +82,7 @@ _top_decoder = msgspec.json.Decoder(TopLogprobs)
 _bool_or_top_decoder: msgspec.json.Decoder[bool | int] = msgspec.json.Decoder(bool | TopLogprobs)
 _bias_decoder = msgspec.json.Decoder(dict[TokenId, Bias])
 _format_decoder = msgspec.json.Decoder(_ResponseFormat)
+formatted_decoder = msgspec.json.Decoder(_Formatted)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 _any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -308,18 +320,26 @@ def tool_choice(raw: Raw, names: frozenset[str]) -> str:
         return ""
     choice = decode_json(_choice_decoder, raw, "tool_choice")
     if isinstance(choice, str):
-        if choice not in ("none", "auto", "required"):
-            raise RequestError(
-                "'tool_choice' must be none, auto, required, or name a function",
-                param="tool_choice",
-            )
-        if choice == "required" and not names:
-            raise RequestError(
-                "'tool_choice' requires a call, but there are no 'tools'", param="tool_choice"
-            )
-        # Without tools there is nothing to choose.
-        return choice if names else ""
-    name = choice.function.name
+        return chosen_mode(choice, names)
+    return chosen_function(choice.function.name, names)
+
+
+def chosen_mode(mode: str, names: frozenset[str]) -> str:
+    """`tool_choice` for `none`, `auto` or `required`; `RequestError` for another, or without tools."""
+    if mode not in ("none", "auto", "required"):
+        raise RequestError(
+            "'tool_choice' must be none, auto, required, or name a function", param="tool_choice"
+        )
+    if mode == "required" and not names:
+        raise RequestError(
+            "'tool_choice' requires a call, but there are no 'tools'", param="tool_choice"
+        )
+    # Without tools there is nothing to choose.
+    return mode if names else ""
+
+
+def chosen_function(name: str, names: frozenset[str]) -> str:
+    """`tool_choice` for the function `name`; `RequestError` if it is not among `names`."""
     if name not in names:
         raise RequestError(
             f"'tool_choice' names the function {name!r}, which is not among the tools",

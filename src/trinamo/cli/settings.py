@@ -165,7 +165,8 @@ def watch(
     async def follow(control: ControlPlane) -> None:
         followed = Followed(control, metrics=Metrics(RealEnv()))
         async with open_nursery() as nursery:
-            await nursery.start(followed.run)
+            nursery.start_soon(followed.run)
+            await followed.wait_loaded()
             value = followed.get(setting)
             while True:
                 sys.stdout.write(f"{setting.encode(value).decode()}\n")

@@ -42,7 +42,8 @@ def metrics() -> Metrics:
 async def settings(control: ControlPlane, metrics: Metrics) -> AsyncIterator[Settings]:
     settings = Settings(control, metrics=metrics)
     async with trio.open_nursery() as nursery:
-        await nursery.start(settings.run)
+        nursery.start_soon(settings.run)
+        await settings.wait_loaded()
         yield settings
         nursery.cancel_scope.cancel()
 
@@ -66,7 +67,8 @@ async def test_a_value_stored_before_is_in_force_once_started(
     await write_setting(control, NAME, "7")
     settings = Settings(control, metrics=metrics)
     async with trio.open_nursery() as nursery:
-        await nursery.start(settings.run)
+        nursery.start_soon(settings.run)
+        await settings.wait_loaded()
         assert settings.get(REQUESTS_MAX) == 7
         nursery.cancel_scope.cancel()
 
@@ -80,7 +82,8 @@ async def test_a_bad_value_is_refused_and_the_one_before_it_kept(
     metrics = Metrics(RealEnv())
     settings = Settings(control, metrics=metrics)
     async with trio.open_nursery() as nursery:
-        await nursery.start(settings.run)
+        nursery.start_soon(settings.run)
+        await settings.wait_loaded()
         await write_setting(control, NAME, "40")
         await control.put(REQUESTS_MAX.key, value)
         await trio.testing.wait_all_tasks_blocked()
@@ -150,7 +153,8 @@ async def test_what_is_in_force_is_a_metric() -> None:
     settings = Settings(control, metrics=metrics)
     shown = [metrics.value("setting_value", setting=NAME)]
     async with trio.open_nursery() as nursery:
-        await nursery.start(settings.run)
+        nursery.start_soon(settings.run)
+        await settings.wait_loaded()
         for act in (write_setting(control, NAME, "8"), reset_setting(control, NAME)):
             await act
             await trio.testing.wait_all_tasks_blocked()
