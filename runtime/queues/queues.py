@@ -319,14 +319,13 @@ class Queues:
 def _show(metrics: Registry, clock: Clock, name: str, tally: QueueTally) -> None:
     """Add a queue to the page; its name is the application's, and at most `SHOWN_MAX` are shown."""
 
-    def broker(shown: Mapping[str, QueueTally]) -> Iterator[Row]:
+    def of_queues(shown: Mapping[str, QueueTally]) -> Iterator[Row]:
         for queue, each in shown.items():
+            numbers: dict[str, float] = {"working": each.working}
             if (told := each.statistics) is not None:
-                age_s = clock.now() - each.read_at
-                yield (
-                    (queue,),
-                    {"oldest_age_seconds": told.oldest_age_s, "statistics_age_seconds": age_s},
-                )
+                numbers["oldest_age_seconds"] = told.oldest_age_s
+                numbers["statistics_age_seconds"] = clock.now() - each.read_at
+            yield (queue,), numbers
 
     metrics.readings(
         "queue_",
@@ -342,11 +341,12 @@ def _show(metrics: Registry, clock: Clock, name: str, tally: QueueTally) -> None
     metrics.readings(
         "queue_",
         ("queue",),
-        broker,
+        of_queues,
         gauges={
             "oldest_age_seconds": "How long ago the oldest job neither done nor dead was put,"
             " as last read",
             "statistics_age_seconds": "How long ago the broker was last asked with success",
+            "working": "Jobs that this process works on",
         },
     ).shown[name] = tally
     metrics.readings(
@@ -368,10 +368,4 @@ def _show(metrics: Registry, clock: Clock, name: str, tally: QueueTally) -> None
             for outcome, count in each.outcomes.items()
         ],
         counters={"outcomes": "What became of the jobs that consumers of this process took"},
-    ).shown[name] = tally
-    metrics.readings(
-        "queue_",
-        ("queue",),
-        lambda shown: [((queue,), {"working": each.working}) for queue, each in shown.items()],
-        gauges={"working": "Jobs that this process works on"},
     ).shown[name] = tally
