@@ -174,15 +174,9 @@ def find_setting(name: str) -> Setting[Any]:
 class Settings:
     """The values in force, followed by `run`. Before it has started, the defaults."""
 
-    def __init__(
-        self,
-        control: ControlPlane,
-        *,
-        metrics: Metrics,
-        settings: Mapping[str, Setting[Any]] = SETTINGS,
-    ) -> None:
+    def __init__(self, control: ControlPlane, *, metrics: Metrics) -> None:
         self._control = control
-        self._by_key = {setting.key: setting for setting in settings.values()}
+        self._by_key = {setting.key: setting for setting in SETTINGS.values()}
         self._values: dict[str, Any] = {}
         self._changed = Changes()
         self._loaded = trio.Event()
@@ -196,7 +190,7 @@ class Settings:
             may_fall=True,
         )
         self._listeners: list[Callable[[], None]] = []
-        for setting in settings.values():
+        for setting in SETTINGS.values():
             self._show(setting)
 
     def get(self, setting: Setting[T]) -> T:

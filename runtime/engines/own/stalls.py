@@ -18,6 +18,7 @@ from contextvars import Context, copy_context
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import EngineError
+from ...logs.notices import Throttle
 from .telling import told
 
 _log = logging.getLogger("trinamo.engines")
@@ -55,8 +56,7 @@ class Stalls:
         """That runs now."""
         self._thread = thread
         """How its loop computes elsewhere."""
-        self._quiet_until = 0.0
-        self._untold = 0
+        self._throttle = Throttle(QUIET_S)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -126,13 +126,10 @@ class Stalls:
                 resume, value = awaited.throw, error
 
     def _warn(self, took_s: float, items: AsyncGenerator[Any, None]) -> None:
-        now = time.perf_counter()
-        if now < self._quiet_until:
-            self._untold += 1
+        untold = self._throttle.admit("", time.perf_counter())
+        if untold is None:
             return
-        self._quiet_until = now + QUIET_S
-        more = f", and {self._untold} times before" if self._untold else ""
-        self._untold = 0
+        more = f", and {untold} times before" if untold else ""
         _log.warning(
             "engine %s held the event loop for %.2f s%s%s; meanwhile this process answers nobody:"
             " compute in a thread (await %s(...))",
