@@ -99,6 +99,7 @@ class ReplayVerdict(enum.StrEnum):
     SPENT = "not replayed again: router.migrations_max is reached"
     LONG = "not replayed elsewhere: it has more tokens than router.migration_tokens_max"
     UNABLE = "not replayed elsewhere: the engine cannot go on with an answer"
+    REPLACED = "not replayed elsewhere: others serve the model by now, and contradict its card"
 
 
 _SILENT: Final = (ReplayVerdict.FINAL, ReplayVerdict.STOPPED, ReplayVerdict.UNTAKEN)
@@ -127,6 +128,8 @@ class Progress:
     """The request names its worker."""
     can_resume: bool = True
     """Whether the model's engine goes on behind delivered tokens."""
+    is_replaced: bool = False
+    """Whether those who would be asked make other tokens than those who began it."""
     keeps_all: bool = False
     """Whether the client has nothing of it, so that any engine can make it anew."""
     is_opened: bool = False
@@ -146,6 +149,7 @@ VERDICTS: Final[Mapping[ReplayVerdict, Callable[[TrinamoError, Progress], bool]]
     ReplayVerdict.LONG:     lambda _, now: now.prompt_tokens + now.delivered_count > now.policy.tokens_max,
     ReplayVerdict.UNABLE:   lambda _, now: not now.keeps_all
                                      and (now.is_opened or (now.delivered_count > 0 and not now.can_resume)),
+    ReplayVerdict.REPLACED: lambda _, now: not now.keeps_all and now.is_replaced and now.delivered_count > 0,
     ReplayVerdict.MIGRATE:  lambda _, __: True,
 }
 """The first that holds, from the top."""
@@ -160,7 +164,8 @@ def may_migrate(error: TrinamoError, progress: Progress) -> ReplayVerdict:
 class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
-    `servers` says who may be asked now, None for anybody; `tell` is called with the id of each worker
+    `servers` says who may be asked now, None for anybody, and `is_replaced` whether their tokens are others
+    than those of whom it began with: they go on with nothing. `tell` is called with the id of each worker
     that takes the request up, and how many blocks of the prompt it had, if that is known; `hint` makes
     what the router is told about the prompt, once a stream.
     """
@@ -175,13 +180,15 @@ class MigratingAnswer(Sink[Delta]):
         *,
         instance_id: str | None = None,
         servers: Callable[[], Collection[str] | None] = lambda: None,
+        is_replaced: Callable[[], bool] = lambda: False,
         tell: Callable[[str, int | None], None] | None = None,
         can_resume: bool = False,
         hint: Callable[[GenerateRequest], RoutingHint | None] | None = None,
     ) -> None:
         super().__init__()
         self._client, self._context, self._policy = client, context, policy
-        self._instance_id, self._servers, self._tell = instance_id, servers, tell
+        self._instance_id, self._tell = instance_id, tell
+        self._servers, self._is_replaced = servers, is_replaced
         self._can_resume = can_resume and (
             not request.body or (request.path == _CHAT_PATH and can_go_on(request.body))
         )
@@ -268,19 +275,22 @@ class MigratingAnswer(Sink[Delta]):
         try:
             while True:
                 self._is_taken = self._has_brought = False
-                if self._sink.keeps_all and (self._request.body or not self._can_resume):
+                if self._sink.keeps_all and (
+                    self._request.body or not self._can_resume or self._is_replaced()
+                ):
                     # What the client does not have is forgotten.
                     self._sink.restart()
                     self._token_ids.clear()
                     self._texts.clear()
                     self._delivered, self._text_chars, self._opening = 0, 0, b""
                 request = self._resumed()
+                is_new = request is self._request
                 stream = self._client.stream(
                     request,
                     Delta,
                     context=self._context,
                     instance_id=self._instance_id,
-                    among=self._servers,
+                    among=self._servers if is_new else self._who_goes_on,
                     hint=None if self._hint is None else self._hint(request),
                     patience=Patience(self._lost, waits_for_room=bool(self._tried)),
                 )
@@ -326,6 +336,9 @@ class MigratingAnswer(Sink[Delta]):
         param = getattr(error, "param", None) or ""
         raise error_from_wire(error.code, text, definite=definite, param=param) from error
 
+    def _who_goes_on(self) -> Collection[str] | None:
+        return frozenset() if self._is_replaced() else self._servers()
+
     def _resumed(self) -> GenerateRequest:
         if self._opening:
             return msgspec.structs.replace(
@@ -352,6 +365,7 @@ class MigratingAnswer(Sink[Delta]):
             is_suspect=is_suspect(self._context),
             is_named=self._instance_id is not None,
             can_resume=self._can_resume,
+            is_replaced=self._is_replaced(),
             keeps_all=self._sink.keeps_all,
             is_opened=bool(self._opening) and self._request.path != _CHAT_PATH,
         )

@@ -109,6 +109,7 @@ class RoutedEngine:
             self._migration,
             instance_id=worker,
             servers=self._servers,
+            is_replaced=partial(self._table.is_replaced, self._card),
             tell=took,
             can_resume=self._card.can_resume,
             hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),

@@ -229,6 +229,11 @@ class ModelTable:
         model = self._models.get(name)
         return frozenset() if model is None else model.asked
 
+    def is_replaced(self, card: ModelCard) -> bool:
+        """Whether the card that is in force for its model contradicts `card`, which was."""
+        model = self._models.get(card.name)
+        return model is not None and model.card is not card and not _agree(model.card, card)
+
     def refused_count(self, name: str) -> int:
         """How many cards of a model disagree with the one in force."""
         model = self._models.get(name)

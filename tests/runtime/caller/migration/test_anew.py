@@ -66,3 +66,35 @@ async def test_what_whoever_takes_an_answer_refuses_is_asked_of_nobody_else(
     with pytest.raises(RemoteProtocolError, match="too long"):
         await MigratingAnswer(client, REQUEST, Context("1"), Full(), policy()).run()
     assert len(workers.asked) == 1
+
+
+@pytest.mark.parametrize("sink", [Kept, Taken])
+async def test_whoever_makes_other_tokens_makes_all_of_an_answer_or_none(
+    cluster: Cluster, sink: type[Taken]
+) -> None:
+    """Another card may have come in force at any time since the worker was lost, or after it."""
+    asked: list[GenerateRequest] = []
+
+    async def breaks_once(request: GenerateRequest, _: Context) -> AsyncGenerator[Delta, None]:
+        asked.append(request)
+        yield Delta("a", [1], None, 5)
+        if len(asked) == 1:
+            raise UnavailableError("the worker shut down", definite=False)
+        yield Delta("b", [2], FinishReason.STOP)
+
+    for instance_id in ("1", "2"):
+        await cluster.serve(instance_id, breaks_once, request_type=GenerateRequest)
+    taken, looks = sink(), iter([False, True, True])
+    answer = MigratingAnswer(
+        *(await cluster.client(), REQUEST, Context("1"), taken, policy()),
+        can_resume=True,
+        is_replaced=lambda: next(looks) if asked else False,
+    )
+    if sink is Kept:
+        await answer.run()
+        assert asked == [REQUEST, REQUEST]
+        assert [delta.text for delta in taken.deltas] == ["a", "b"]
+    else:
+        with pytest.raises(UnavailableError, match="does not have a live instance"):
+            await answer.run()
+        assert asked == [REQUEST]

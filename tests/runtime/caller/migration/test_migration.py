@@ -143,6 +143,7 @@ def test_the_table_of_verdicts_is_this_one(capsys: pytest.CaptureFixture[str]) -
         ReplayVerdict.SPENT: Progress(policy=limits, migration_count=3, delivered_count=200),
         ReplayVerdict.LONG: Progress(policy=limits, delivered_count=51, prompt_tokens=50),
         ReplayVerdict.UNABLE: Progress(policy=limits, delivered_count=1, can_resume=False),
+        ReplayVerdict.REPLACED: Progress(policy=limits, delivered_count=1, is_replaced=True),
         ReplayVerdict.MIGRATE: Progress(policy=limits, delivered_count=50, prompt_tokens=50),
     }
     assert list(rows) == list(VERDICTS) == [v for v in VERDICTS if v in ReplayVerdict]
@@ -159,6 +160,8 @@ def test_the_table_of_verdicts_is_this_one(capsys: pytest.CaptureFixture[str]) -
     assert may_migrate(lost(), opened) is ReplayVerdict.UNABLE
     kept = attrs.evolve(opened, keeps_all=True, delivered_count=1, can_resume=False)
     assert may_migrate(lost(), kept) is ReplayVerdict.MIGRATE
+    anew = [attrs.evolve(kept, is_replaced=True), Progress(policy=limits, is_replaced=True)]
+    assert {may_migrate(lost(), each) for each in anew} == {ReplayVerdict.MIGRATE}
     assert "REPLAYED" in capsys.readouterr().out.upper()
 
 
@@ -225,6 +228,7 @@ async def test_an_answer_without_its_finish_reason_gets_it_from_the_next_worker(
     [
         ("the request names its worker", {"instance_id": "1"}, {}),
         ("the engine cannot go on with an answer", {"can_resume": False}, {}),
+        ("others serve the model by now", {"is_replaced": lambda: True}, {}),
         ("router.migrations_max is 0", {}, {"migrations_max": 0}),
         ("router.migration_tokens_max", {}, {"tokens_max": 6}),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -66,6 +66,7 @@ class House:
     cut: Cut
     engines: list[EngineHost]
     frontend: Runtime
+    workers: list[Runtime]
 
     async def ask(self, cut_at: int = 0, **body: Any) -> dict[str, Any]:
         self.cut.at = cut_at
@@ -91,11 +92,12 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(**settings: Any) -> AsyncIterator[House]:
-    """A frontend and two workers; when it is left, nobody works any more and no block is held."""
+async def open_house(weights: Sequence[str] = ("", ""), **settings: Any) -> AsyncIterator[House]:
+    """A frontend and a worker for each of `weights`; when it is left, nobody works any more and no block is held."""
     transports, cut, tasks = OneProcess(), Cut(), task_count()
     async with AsyncExitStack() as stack:
-        engines = [await open_worker(stack, transports, cut) for _ in range(2)]
+        workers = [await open_worker(stack, transports, cut, each) for each in weights]
+        engines = [engine for engine, _ in workers]
         nursery = await stack.enter_async_context(trio.open_nursery())
         url: list[str] = []
         opened: list[Runtime] = []
@@ -115,7 +117,7 @@ async def open_house(**settings: Any) -> AsyncIterator[House]:
                 await trio.sleep(0.005)
         client = httpx.AsyncClient(base_url=url[0], trust_env=False, timeout=30)
         async with client:
-            yield House(client, cut, engines, opened[0])
+            yield House(client, cut, engines, opened[0], [process for _, process in workers])
         with trio.fail_after(5):
             while any(engine.statistics().blocks_used for engine in engines):
                 await trio.sleep(0.002)
@@ -125,7 +127,9 @@ async def open_house(**settings: Any) -> AsyncIterator[House]:
     await until_tasks(tasks)
 
 
-async def open_worker(stack: AsyncExitStack, transports: OneProcess, cut: Cut) -> EngineHost:
+async def open_worker(
+    stack: AsyncExitStack, transports: OneProcess, cut: Cut, fingerprint: str
+) -> tuple[EngineHost, Runtime]:
     engine = await stack.enter_async_context(open_exact_engine())
     process = await stack.enter_async_context(open_process(transports, serving=True))
 
@@ -134,9 +138,15 @@ async def open_worker(stack: AsyncExitStack, transports: OneProcess, cut: Cut) -
 
     await process.serve_push(ENDPOINT, forward, request_type=GenerateRequest)
     assert process.instance_id is not None
-    card = ModelCard(name="exact", endpoint=str(ENDPOINT), can_resume=True)
+    card = ModelCard(
+        name="exact",
+        endpoint=str(ENDPOINT),
+        can_resume=True,
+        fingerprint=fingerprint,
+        created=len(transports.homes),
+    )
     await process.publish(model_key("exact", process.instance_id), encode_card(card))
-    return engine
+    return engine, process
 
 
 TOKENS = 20
@@ -242,3 +252,24 @@ async def test_where_migration_is_off_the_client_sees_why_its_answer_ended() -> 
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "disconnected")
         assert "router.migrations_max is 0" in error["message"]
+
+
+async def test_no_answer_goes_on_with_the_tokens_of_other_weights() -> None:
+    """As when the pool of a model is replaced: who began it has withdrawn its card, and drains."""
+    async with open_house(["old", "new"]) as house, trio.open_nursery() as nursery:
+        old, new = house.workers
+        body = {"prompt": "go on", "model": "exact", "max_tokens": 1800}
+        path = "/v1/completions"
+        async with house.client.stream("POST", path, json={**body, "stream": True}) as streamed:
+            assert streamed.headers["x-trinamo-worker"] == old.instance_id
+            nursery.start_soon(old.shutdown)
+            answered_by = old.instance_id
+            while answered_by != new.instance_id:
+                asked = await house.client.post(path, json={**body, "max_tokens": 1})
+                assert asked.status_code == 200
+                answered_by = asked.headers["x-trinamo-worker"]
+            house.cut.at = 1
+            *_, last = parse_events(await streamed.aread())
+        error = json.loads(last.data)["error"]
+        assert error["code"] == "disconnected"
+        assert "others serve the model by now, and contradict its card" in error["message"]

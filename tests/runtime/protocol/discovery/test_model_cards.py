@@ -141,6 +141,17 @@ def test_the_last_that_agreed_hands_over_to_the_oldest_that_did_not() -> None:
     assert made.refused_count("m") == 1
 
 
+def test_a_card_is_replaced_where_one_that_contradicts_it_is_in_force() -> None:
+    made = table(Workers(), ("m", "1"))
+    began = made.models["m"]
+    made.put(model_key("m", "2"), encode_card(variant("m", created=9, aliases=["other"])))
+    made.put(model_key("m", "3"), encode_card(variant("m", created=10, fingerprint="new")))
+    for worker, is_replaced in (("1", False), ("2", True), ("3", False)):
+        made.delete(model_key("m", worker), 0)
+        assert made.is_replaced(began) is is_replaced
+    assert not made.models
+
+
 def test_of_cards_that_are_found_together_the_oldest_is_in_force() -> None:
     """So that frontends which start at different times agree."""
     entries = [
