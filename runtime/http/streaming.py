@@ -250,7 +250,8 @@ class AnswerDelivery:
         if self.context.cut_by or (error is None and scope.cancelled_caught):
             error = self.why_cut(self.context)
         self._is_made = True
-        is_touched = self.context.is_stopped or exchange.is_gone
+        # Once its client has a part of it, it is told: begun anew, the answer would follow itself.
+        is_touched = self.context.is_stopped or exchange.is_gone or exchange.status
         if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
             self.record.outcome, self.record.detail = SENT_BACK, error.message
             forget_frames(caught)

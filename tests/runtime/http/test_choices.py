@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.sse import parse_events
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import EngineError, OverloadedError
 from trinamo.runtime.protocol.openai.generate import (
@@ -261,3 +262,24 @@ async def test_the_prompt_of_an_answer_that_went_on_elsewhere_is_echoed_once(
         answer = await client.post("/v1/completions", json=body)
     bodies = events_of(answer.text) if stream else [answer.json()]
     assert "".join(each["choices"][0]["text"] for each in bodies) == "Paris is big now"
+
+
+async def test_a_stream_that_has_begun_is_not_sent_back_to_the_queue(serve: Any) -> None:
+    """Its first choice is with the client: begun anew, the answer would follow itself."""
+    asked = 0
+
+    async def takes_one(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise OverloadedError("no room")
+        yield Delta("a", [1], FinishReason.STOP, 5)
+
+    running = await serve(takes_one, queue_max=8, queue_timeout_s=0.1, requests_max=1)
+    async with running.client() as client:
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "n": 2, "stream": True})
+    first, last = [event.data for event in parse_events(answer.content)]
+    assert json.loads(first)["choices"][0]["delta"]["content"] == "a"
+    assert json.loads(last)["error"]["code"] == "overloaded"
+    labels = {"model": "local", "endpoint": "chat", "outcome": "overloaded"}
+    assert running.value("requests_total", **labels) == 1
