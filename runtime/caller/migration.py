@@ -283,6 +283,7 @@ class MigratingAnswer(Sink[Delta]):
                     self._token_ids.clear()
                     self._texts.clear()
                     self._delivered, self._text_chars, self._opening = 0, 0, b""
+                    self._prompt_tokens = 0
                 request = self._resumed()
                 is_new = request is self._request
                 stream = self._client.stream(

@@ -92,11 +92,16 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(weights: Sequence[str] = ("", ""), **settings: Any) -> AsyncIterator[House]:
+async def open_house(
+    weights: Sequence[str] = ("", ""), *, can_resume: bool = True, **settings: Any
+) -> AsyncIterator[House]:
     """A frontend and a worker for each of `weights`; when it is left, nobody works any more and no block is held."""
     transports, cut, tasks = OneProcess(), Cut(), task_count()
     async with AsyncExitStack() as stack:
-        workers = [await open_worker(stack, transports, cut, each) for each in weights]
+        workers = [
+            await open_worker(stack, transports, cut, fingerprint=each, can_resume=can_resume)
+            for each in weights
+        ]
         engines = [engine for engine, _ in workers]
         nursery = await stack.enter_async_context(trio.open_nursery())
         url: list[str] = []
@@ -128,7 +133,7 @@ async def open_house(weights: Sequence[str] = ("", ""), **settings: Any) -> Asyn
 
 
 async def open_worker(
-    stack: AsyncExitStack, transports: OneProcess, cut: Cut, fingerprint: str
+    stack: AsyncExitStack, transports: OneProcess, cut: Cut, **told: Any
 ) -> tuple[EngineHost, Runtime]:
     engine = await stack.enter_async_context(open_exact_engine())
     process = await stack.enter_async_context(open_process(transports, serving=True))
@@ -138,13 +143,8 @@ async def open_worker(
 
     await process.serve_push(ENDPOINT, forward, request_type=GenerateRequest)
     assert process.instance_id is not None
-    card = ModelCard(
-        name="exact",
-        endpoint=str(ENDPOINT),
-        can_resume=True,
-        fingerprint=fingerprint,
-        created=len(transports.homes),
-    )
+    created = len(transports.homes)
+    card = ModelCard(name="exact", endpoint=str(ENDPOINT), created=created, **told)
     await process.publish(model_key("exact", process.instance_id), encode_card(card))
     return engine, process
 
@@ -252,6 +252,16 @@ async def test_where_migration_is_off_the_client_sees_why_its_answer_ended() -> 
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "disconnected")
         assert "router.migrations_max is 0" in error["message"]
+
+
+async def test_a_choice_that_is_made_anew_counts_its_prompt_as_before() -> None:
+    """That of the others, which come behind it in one place, is added to it."""
+    async with open_house(can_resume=False, http__requests_max=1) as house:
+        body = {"prompt": ["Say anything.", "Say more."], **GREEDY}
+        plain = await house.ask(**body)
+        assert plain["usage"]["prompt_tokens"] > len("Say anything.")
+        assert await house.ask(5, **body) == plain
+        assert house.cut.count == 1
 
 
 async def test_no_answer_goes_on_with_the_tokens_of_other_weights() -> None:
