@@ -9,7 +9,7 @@ place (`admission/admission.py`), routes (`app.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,13 @@ from typing_extensions import Buffer
 from ..config.http import HttpConfig
 from ..context import Context
 from ..engines.generation import Forward, forward_of
-from ..errors import ModelNotFoundError, OverloadedError, RequestError, TrinamoError
+from ..errors import (
+    ModelNotFoundError,
+    OverloadedError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+)
 from ..logs.access import AccessLog
 from ..logs.fields import add_fields, log_fields
 from ..metrics.metrics import SUCCESS
@@ -251,13 +257,14 @@ class Inference:
             try:
                 if isinstance(parsed, WaitingRequest):
                     parsed = self._understand(post, body)
-                elif ticket.until:
+                asked = parsed
+                if isinstance(parsed, Parsed) and ticket.until:
                     # It had to wait, and others may serve the model by now.
-                    parsed = attrs.evolve(parsed, engine=wanted.find())
+                    asked = self._renewed(parsed)
                 why = "its model has gone again"
-                if isinstance(parsed, Parsed):
+                if isinstance(asked, Parsed):
                     context.limit(post.deadline)
-                    record = await self._deliver(post, parsed, ticket, context, came_at)
+                    record = await self._deliver(post, asked, ticket, context, came_at)
                     if record.outcome != SENT_BACK:
                         return record
                     why = record.detail
@@ -333,17 +340,37 @@ class Inference:
             generate = msgspec.structs.replace(generate, tenant=tenant)
         inputs_max = self._config.embedding_inputs_max
         choices = request.to_choices(generate, context_tokens_max, inputs_max)
-        tokens_max = context_tokens_max if generate.max_tokens is None else generate.max_tokens
         return Parsed(
             choices,
             engine,
             request.model or model,
             is_streamed=request.is_streamed,
             wanted=self._wanted(model),
-            tokens_max=min(tokens_max, context_tokens_max) * len(choices),
+            tokens_max=_tokens_max(choices, card),
             choices_each=request.choices_each,
             answer=self._endpoint.answer(request, choices, context_tokens_max),
         )
+
+    def _renewed(self, parsed: Parsed) -> Parsed | WaitingRequest:
+        """What had to wait, of whoever serves the model by now; only of whom, while nobody does.
+
+        Raises `RequestError` for what they are not able to do, and `UnavailableError` where they take
+        requests in another form, for which the body would be needed.
+        """
+        try:
+            model, engine = self._manager.find(parsed.wanted.model, self._endpoint.kind)
+        except ModelAwayError:
+            return parsed.wanted
+        first, card = parsed.choices[0], self._manager.card(model)
+        if card is None:
+            return attrs.evolve(parsed, engine=engine)
+        if card.passes_through is not bool(first.body):
+            raise UnavailableError(
+                f"others serve '{model[:80]}' by now, who take its requests otherwise; ask again"
+            )
+        if not first.body:
+            check_features(first, card.features)
+        return attrs.evolve(parsed, engine=engine, tokens_max=_tokens_max(parsed.choices, card))
 
     def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
         """The request with its body as it is, if it is for a model that takes it so."""
@@ -351,7 +378,6 @@ class Inference:
         card = self._manager.card(model)
         if card is None or not card.passes_through:
             return None
-        context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
         generate = GenerateRequest(
             model=model,
             body=bytes(data),
@@ -365,7 +391,7 @@ class Inference:
             passed.model or model,
             is_streamed=bool(passed.stream) and self._endpoint.may_stream,
             wanted=self._wanted(model),
-            tokens_max=context_tokens_max * (passed.choices or _CHOICES_MAX),
+            tokens_max=_tokens_max([generate], card),
         )
 
     # --- the answer ----------------------------------------------------------------------------
@@ -449,6 +475,15 @@ class Inference:
                 is_streamed=parsed.is_streamed,
             )
         return (EventSink if parsed.is_streamed else BodySink)(to, partial(make_form, 0))
+
+
+def _tokens_max(choices: Sequence[GenerateRequest], card: ModelCard) -> int:
+    """Of the whole answer, as far as it can be told here."""
+    first, context_tokens_max = choices[0], card.context_tokens_max or CONTEXT_TOKENS_MAX
+    if first.passed is not None:
+        return context_tokens_max * (first.passed.choices or _CHOICES_MAX)
+    tokens_max = context_tokens_max if first.max_tokens is None else first.max_tokens
+    return min(tokens_max, context_tokens_max) * len(choices)
 
 
 def _tell_answer(post: _Post, parsed: Parsed, record: RequestRecord) -> None:

@@ -19,7 +19,12 @@ from tests.runtime.small_cluster import open_small_cluster
 from trinamo.runtime.context import Context
 from trinamo.runtime.http.admission.admission import Ticket
 from trinamo.runtime.http.models.models import ModelKind
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+)
 from trinamo.runtime.sinks import Sink
 from trinamo.runtime.worker.reports import Reports
 
@@ -58,19 +63,16 @@ class Held:
         await self.may_finish.wait()
         yield Delta("done", [1], FinishReason.STOP, 1)
 
-    async def ask(self, name: str, **headers: str) -> None:
-        body = {"messages": [{"role": "user", "content": name}]}
+    async def ask(self, name: str, headers: dict[str, str], asked: dict[str, Any]) -> None:
+        body = {"messages": [{"role": "user", "content": name}], **asked}
         self.responses[name] = await self.client.post(PATH, json=body, headers=headers)
 
-    async def begin(self, *names: str, **headers: str) -> None:
+    async def begin(self, *names: str, asked: dict[str, Any] | None = None, **headers: str) -> None:
         """Ask one after the other; all but the first have to wait."""
         for name in names:
             held = len(self.asked), self.waiting
-            self.nursery.start_soon(self.ask_as, name, headers)
+            self.nursery.start_soon(self.ask, name, headers, asked or {})
             await self.running.wait_for(lambda h=held: (len(self.asked), self.waiting) != h)
-
-    async def ask_as(self, name: str, headers: dict[str, str]) -> None:
-        await self.ask(name, **headers)
 
     async def response(self, name: str) -> httpx.Response:
         await self.running.wait_for(lambda: name in self.responses)
@@ -250,6 +252,29 @@ async def test_a_model_whose_workers_are_gone_is_waited_for_and_an_unknown_one_i
                     await trio.sleep(0.002)
             manager.add_model(card, engine)
         assert answers == [200]
+
+
+async def test_who_waited_is_answered_as_the_model_is_by_then(hold: Any) -> None:
+    """Others may serve it by then, who cannot do the same, or take bodies as they are."""
+    async with hold(queue_max=8) as held:
+        manager = held.running.service.model_manager()
+        await held.begin("first", "plain")
+        await held.begin("logprobs", asked={"logprobs": True})
+        manager.update_model(ModelCard(name="local", endpoint="a/b/d"), held.running.engine)
+        held.may_finish.set()
+        assert (await held.response("plain")).status_code == 200
+        refused = await held.response("logprobs")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+        assert held.asked == ["first", "plain"]
+
+        held.may_finish = trio.Event()
+        await held.begin("second", "read")
+        passing = ModelCard(name="local", endpoint="a/b/e", passes_through=True)
+        manager.update_model(passing, held.running.engine)
+        held.may_finish.set()
+        replaced = await held.response("read")
+        assert (replaced.status_code, replaced.headers["x-should-retry"]) == (503, "true")
+        assert held.asked == ["first", "plain", "second"]
 
 
 @pytest.mark.slow
