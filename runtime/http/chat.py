@@ -438,7 +438,8 @@ class Inference:
                 self._config,
                 context,
                 parsed.tokens_max,
-                may_wait=admission.queue.length_max > 0,
+                # Who waits for one worker would stand before all who would be taken by another.
+                may_wait=admission.queue.length_max > 0 and worker is None,
                 dialect=self._endpoint.dialect,
             )
             forward: Forward

@@ -15,7 +15,7 @@ import trio
 
 from tests.runtime.http.models.test_shedding import BUSY, IDLE
 from tests.runtime.http.running import on_every_server
-from tests.runtime.small_cluster import open_small_cluster
+from tests.runtime.small_cluster import MODEL, open_small_cluster
 from trinamo.runtime.context import Context
 from trinamo.runtime.http.admission.admission import Ticket
 from trinamo.runtime.http.models.models import ModelKind
@@ -224,6 +224,27 @@ async def test_what_a_worker_s_own_bound_refuses_waits_at_the_front_door() -> No
                     nursery.start_soon(ask)
         refused = cluster.service.metrics.value("requests_refused_total", bound="requests_max")
     assert (statuses, refused) == ([200] * 30, 0)
+
+
+async def test_who_names_a_full_worker_keeps_nobody_from_another() -> None:
+    async with open_small_cluster(workers=2, worker__requests_max=1) as cluster:
+        full, idle = (each.instance_id or "" for each in cluster.workers)
+        asked = {"model": MODEL, "prompt": "one two three", "max_tokens": 1900, "stream": True}
+        named = {"x-trinamo-worker": full}
+        path = "/v1/completions"
+        async with cluster.http.stream("POST", path, json=asked, headers=named) as long:
+            assert long.headers["x-trinamo-worker"] == full
+            answers: list[httpx.Response] = []
+
+            async def ask(headers: dict[str, str]) -> None:
+                short = {**asked, "max_tokens": 1, "stream": False}
+                answers.append(await cluster.http.post(path, json=short, headers=headers))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, named)
+                nursery.start_soon(ask, {})
+        told = {each.status_code: each.headers.get("x-trinamo-worker") for each in answers}
+        assert told == {503: None, 200: idle}
 
 
 async def test_a_model_whose_workers_are_gone_is_waited_for_and_an_unknown_one_is_not() -> None:
