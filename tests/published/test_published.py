@@ -54,9 +54,9 @@ SCENARIOS: Final = (
     Scenario("locks/aiorwlock_", 150, "a reader waits for writers only"),
     Scenario("anyio_", 40),
     # A place of the pool is lost when a connection is given up: 18 to 29 % of the seeds.
-    Scenario("coredis_", 80, "recovers: no answer"),
+    Scenario("pools/coredis_", 80, "recovers: no answer"),
     # A place of the pool is lost when its request is given up as it gets it: 18 to 25 %.
-    Scenario("httpcore_", 60, "recovers: no answer"),
+    Scenario("pools/httpcore_", 60, "recovers: no answer"),
     Scenario("hypercorn_", 10),
     Scenario("mcp_", 6),
     Scenario("quart_", 15),

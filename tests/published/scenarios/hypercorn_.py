@@ -1,4 +1,4 @@
-"""Starlette on hypercorn, asked by httpx, by tasks that give up; a pool with a bound is `httpcore_.py`."""
+"""Starlette on hypercorn, asked by httpx, by tasks that give up; a pool with a bound is `pools/httpcore_.py`."""
 
 from functools import partial
 
