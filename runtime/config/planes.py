@@ -180,6 +180,9 @@ class NatsConfig(Section, frozen=True, kw_only=True):
     allow_plain_password: Annotated[bool, about(_PLAIN)] = False
     tls: TlsConfig = TlsConfig()
     connect_timeout_s: Annotated[Seconds, about("For one attempt to connect.")] = 2.0
+    start_timeout_s: Annotated[
+        Seconds, about("For the first connection at the start; attempts are repeated until then.")
+    ] = 5.0
     ping_interval_s: Annotated[
         Seconds, about("Idle time before a ping; two unanswered end the connection.")
     ] = 10.0

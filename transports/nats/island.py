@@ -115,6 +115,11 @@ class NatsClient(Client):  # type: ignore[misc]  # nats-py has no types
         self._needs_tls = needs_tls
 
     @property
+    def has_met(self) -> bool:
+        """Whether a server has answered; what it refuses then will be refused again."""
+        return bool(self._server_info)
+
+    @property
     def has_jetstream(self) -> bool:
         """Whether the server says that it runs JetStream."""
         return bool(self._server_info.get("jetstream"))
@@ -232,6 +237,7 @@ class Island:
         self._bug: BaseException | None = None
         self._scope = trio.CancelScope(shield=True)
         self._give_up_at = math.inf
+        self._start_until = trio.current_time() + self._section.start_timeout_s
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._confirmations: set[asyncio.Task[None]] = set()
@@ -270,7 +276,7 @@ class Island:
         self._scope.deadline = self._give_up_at + 3 * ABORT_GRACE_S + 1.0
 
     async def wait_open(self) -> None:
-        """Return once connected; raises `ConnectError` if the first attempt failed."""
+        """Return once connected; raises `ConnectError` if none is within `start_timeout_s`, or a server refuses."""
         await self._opened.wait()
         if self._open_error is not None:
             raise self._open_error
@@ -314,28 +320,19 @@ class Island:
                 error = await self._connect(client, closed)
                 if error is None:
                     attempt = 0
-                    serving = asyncio.ensure_future(self._serve(client))
-                    closing = asyncio.ensure_future(self._closing.wait())
-                    await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
-                    closing.cancel()
-                    if not serving.done():
-                        await asyncio.wait({serving}, timeout=self._patience_s())
-                    if not serving.done():
-                        # The server reads nothing and the socket's buffer is full. nats-py swallows a cancel
-                        # while it waits for that, so it is the socket that must end.
-                        abort(client)
-                        await asyncio.wait({serving}, timeout=ABORT_GRACE_S)
-                    if serving.done():
-                        serving.result()
-                    serving.cancel()
+                    await self._hold(client)
             finally:
                 self._forget(client)
                 await self._dispose(client, closed, ours)
             if self._bug is not None:
                 raise self._bug
-            if error is not None and not self._opened.is_set():
+            is_starting = not self._opened.is_set()
+            is_over = client.has_met or trio.current_time() >= self._start_until
+            if isinstance(error, ConfigError) or (error is not None and is_starting and is_over):
                 self._open_error = error
             elif not self.is_closing:
+                if error is not None and is_starting and not attempt:
+                    _log.warning("%s; trying again", error)
                 attempt += 1
                 wait_s = min(RECONNECT_WAIT_MAX_S, RECONNECT_WAIT_S * 2.0 ** min(attempt - 1, 16))
                 # Spread out, so that a server that returns is not met by all its clients at once.
@@ -343,6 +340,23 @@ class Island:
         self._opened.set()
         if left := self.outbox.clear():
             _log.warning("closed: %d messages could not be sent", left)
+
+    async def _hold(self, client: Any) -> None:
+        """Serve until the connection ends, or this side has closed and all is sent, or time for that is over."""
+        serving = asyncio.ensure_future(self._serve(client))
+        closing = asyncio.ensure_future(self._closing.wait())
+        await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not serving.done():
+            await asyncio.wait({serving}, timeout=self._patience_s())
+        if not serving.done():
+            # The server reads nothing and the socket's buffer is full. nats-py swallows a cancel
+            # while it waits for that, so it is the socket that must end.
+            abort(client)
+            await asyncio.wait({serving}, timeout=ABORT_GRACE_S)
+        if serving.done():
+            serving.result()
+        serving.cancel()
 
     async def _connect(self, client: Any, closed: asyncio.Event) -> TrinamoError | None:
         """Connect and restore every subscription; the error if that failed."""

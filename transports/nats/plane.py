@@ -272,8 +272,9 @@ async def open_nats(
 
     Everything else is as the section `event_plane.nats` says; `tls` is used instead of its own. `sealer`
     seals the jobs of work queues; without one they go as they are.
-    Opening tries each server twice, `connect_timeout_s` each, and raises `ConnectError` if none
-    takes the connection, `ConfigError` if an option is wrong or needs a package that is missing.
+    Opening tries each server, `connect_timeout_s` each, again and again for `start_timeout_s`. It raises
+    `ConnectError` if none answers, or at once if one that answers refuses, and `ConfigError` if an option is wrong
+    or needs a package that is missing.
     Once open, it reconnects for ever; meanwhile up to `outgoing_messages_max` messages and
     64 MiB wait. A server that leaves two pings unanswered counts as gone.
 

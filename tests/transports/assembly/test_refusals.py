@@ -31,7 +31,9 @@ async def test_a_broker_that_refuses_us_is_no_broker_that_is_silent(token: Secre
     ):
         await open_nats(NatsConfig(token=token), server.url)
     with pytest.raises(ConnectError, match=r"no NATS answers at .* Start one there"):
-        await open_nats(NatsConfig(token=token, connect_timeout_s=0.5), server.url)
+        await open_nats(
+            NatsConfig(token=token, connect_timeout_s=0.5, start_timeout_s=0.2), server.url
+        )
 
 
 async def test_a_secret_that_cannot_be_read_is_told_before_anybody_is_dialled(

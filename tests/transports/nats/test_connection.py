@@ -31,6 +31,7 @@ from trinamo.transports.nats import NatsEventPlane, open_nats
 from trinamo.transports.nats.island import Island
 from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue.streams import PROBE_SUBJECT
+from trinamo.transports.servers import open_nats_server
 from trinamo.transports.servers.binaries import find_nats_server
 
 pytestmark = pytest.mark.services
@@ -77,7 +78,8 @@ async def test_a_plane_is_an_event_plane(url: str) -> None:
 async def test_a_server_that_is_not_there_is_a_connect_error_without_its_password() -> None:
     port = unused_port()
     with raises_connect_error(f"at 127.0.0.1:{port}: ") as caught:
-        await open_and_leave([f"nats://admin:secret@127.0.0.1:{port}"])
+        servers = [f"nats://admin:secret@127.0.0.1:{port}"]
+        await open_and_leave(servers, NatsConfig(start_timeout_s=0.2))
     assert "secret" not in str(caught.value)
 
 
@@ -147,8 +149,19 @@ async def test_something_else_at_the_port_is_a_connect_error(greeting: bytes) ->
         listeners = await nursery.start(trio.serve_tcp, greet, 0)
         port = listeners[0].socket.getsockname()[1]
         with raises_connect_error("cannot connect to NATS"):
-            await open_and_leave([f"nats://127.0.0.1:{port}"])
+            await open_and_leave([f"nats://127.0.0.1:{port}"], NatsConfig(start_timeout_s=0.2))
         nursery.cancel_scope.cancel()
+
+
+async def test_a_process_that_starts_before_its_broker_waits_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_nats_server() as server, trio.open_nursery() as nursery:
+        await server.kill()
+        options = NatsConfig(token=Secret(server.token), start_timeout_s=60)
+        nursery.start_soon(open_and_leave, [server.url], options)
+        await until(lambda: "trying again" in caplog.text)
+        await server.start()
 
 
 async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
