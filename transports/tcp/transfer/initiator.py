@@ -37,7 +37,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 from trinamo.transports.sockets.wire import Wire
 
 from .link import TransferLink
-from .memory import NO_CHECKSUM, BlockFlow
+from .memory import BlockFlow
 from .sealed import PieceBuffers
 
 
@@ -69,8 +69,6 @@ class TransferRequest:
 class InitiatorLink(TransferLink):
     def __init__(self, wire: Wire, buffers: PieceBuffers, *, slice_bytes: int) -> None:
         super().__init__(wire, buffers, slice_bytes=slice_bytes)
-        self.checksum = NO_CHECKSUM
-        """As agreed in the handshake."""
         self._exchanges: dict[int, TransferRequest] = {}
         self._numbers = 0
         self._broken: TrinamoError | None = None
@@ -122,7 +120,7 @@ class InitiatorLink(TransferLink):
             else:
                 self.put(Write(exchange.id, *where, transfer.notify), listed)
                 if flow.blocks:
-                    self.send_blocks(flow, lambda: None)
+                    self.send_blocks(flow)
             await exchange.wait()
             if not flow.is_complete:
                 raise RemoteProtocolError(

@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import socket as stdlib_socket
 from collections import deque
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final
 
-import attrs
 import trio
 
 from trinamo.runtime.errors import (
@@ -40,7 +38,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 )
 from trinamo.transports.sockets.wire import Wire, send_all
 
-from .memory import SLICE_RUNS_MAX, BlockFlow
+from .memory import NO_CHECKSUM, SLICE_RUNS_MAX, BlockFlow
 from .sealed import PieceBuffers, SealedSocket
 
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX
@@ -84,12 +82,6 @@ _SCRATCH_BYTES: Final = 1 << 16
 _ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
 
 
-@attrs.define(eq=False)
-class _Sending:
-    flow: BlockFlow
-    on_sent: Callable[[], None]
-
-
 class TransferLink:
     """The stream; its user runs `read` and `write` side by side until one of them raises.
 
@@ -103,9 +95,11 @@ class TransferLink:
         self.sealed = None if wire.seal is None else SealedSocket(wire, buffers)
         self._socket = self.sealed or wire.socket
         self.slice_bytes = slice_bytes
+        self.checksum = NO_CHECKSUM
+        """As agreed in the handshake."""
         self._messages: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._sending: deque[_Sending] = deque()
+        self._sending: deque[BlockFlow] = deque()
         self._work = trio.Event()
         self._room = trio.Event()
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
@@ -137,9 +131,9 @@ class TransferLink:
         self._queued_bytes += len(frame)
         self._work.set()
 
-    def send_blocks(self, flow: BlockFlow, on_sent: Callable[[], None]) -> None:
-        """Send all slices of a flow, then call `on_sent`; a fenced flow is dropped in silence."""
-        self._sending.append(_Sending(flow, on_sent))
+    def send_blocks(self, flow: BlockFlow) -> None:
+        """Send all slices of a flow, then call its `on_sent`; a fenced flow is dropped in silence."""
+        self._sending.append(flow)
         self._work.set()
 
     async def write(self) -> None:
@@ -176,8 +170,7 @@ class TransferLink:
         self._room.set()
         return joined
 
-    async def _write_slice(self, sending: _Sending) -> None:
-        flow = sending.flow
+    async def _write_slice(self, flow: BlockFlow) -> None:
         if not flow.is_live():
             return
         if not flow.is_complete:
@@ -199,9 +192,9 @@ class TransferLink:
             self.put(Sums(flow.id, sums))
         if flow.is_complete:
             flow.close()
-            sending.on_sent()
+            flow.on_sent()
         else:
-            self._sending.append(sending)
+            self._sending.append(flow)
 
     async def _send_slice(self, head: memoryview, flow: BlockFlow, payload_bytes: int) -> None:
         """Send `head` and the views of the flow; zeros in their place from where it is fenced."""

@@ -148,7 +148,7 @@ class BlockFlow:
 
     `admitted` is the peer's generation and ticket, None for a transfer that we started ourselves.
     `on_fence` tells the peer, or the transfer, why it ended; it may be called once at any time
-    before `close`.
+    before `close`. `on_sent` is called when all of it was sent.
     """
 
     id: int
@@ -157,6 +157,7 @@ class BlockFlow:
     checksum: Checksum
     admitted: tuple[int, int] | None = None
     on_fence: Callable[[TrinamoError], None] = lambda _: None
+    on_sent: Callable[[], None] = lambda: None
     position: int = 0
     """Blocks that are sent, or received and verified."""
     pending: int = 0

@@ -26,7 +26,6 @@ from trinamo.runtime.protocol.transfer.stream import (
     Confirmed,
     Finished,
     Notify,
-    Ping,
     Read,
     Request,
     TransferFailed,
@@ -37,7 +36,7 @@ from trinamo.runtime.protocol.transfer.stream import (
 from trinamo.transports.sockets.wire import Wire
 
 from .link import TransferLink
-from .memory import NO_CHECKSUM, BlockFlow, TcpRegion
+from .memory import BlockFlow, TcpRegion
 from .sealed import PieceBuffers
 
 _REQUESTS_MAX: Final = 1024
@@ -88,8 +87,6 @@ class TargetLink(TransferLink):
         slice_bytes: int,
     ) -> None:
         super().__init__(wire, buffers, slice_bytes=slice_bytes)
-        self.checksum = NO_CHECKSUM
-        """As agreed in the handshake."""
         self._region, self._refusals = region, refusals
         self._pause_s = 0.0
         self._block_count = 0
@@ -111,7 +108,8 @@ class TargetLink(TransferLink):
             match message:
                 case Read(number):
                     request = self._admit(message, data, is_target=False)
-                    self.send_blocks(request.flow, lambda: self._finish(number))
+                    request.flow.on_sent = lambda: self._finish(number)
+                    self.send_blocks(request.flow)
                 case Write(number):
                     request = self._admit(message, data, is_target=True)
                     request.notify = message.notify
@@ -125,12 +123,8 @@ class TargetLink(TransferLink):
                 case Notify(number):
                     self._region(message.region).access.complete(message.ticket, message.message)
                     self.put(Finished(number))
-                case Ping(number):
-                    self.put(Finished(number))
-                case _:
-                    raise RemoteProtocolError(  # noqa: TRY301
-                        f"{type(message).__name__} is not answered"
-                    )
+                case _:  # A ping.
+                    self.put(Finished(message.id))
         except RemoteProtocolError:
             raise
         except TrinamoError as error:
