@@ -57,14 +57,6 @@ class Decisions(msgspec.Struct, frozen=True):
     runs: list[tuple[Number, Number]] | None
     """Values and how often each, one after another; null if they are what the seed answers."""
 
-    def values(self) -> list[int] | None:
-        if self.runs is None:
-            return None
-        found = sum(often for _, often in self.runs)
-        if found != self.count:
-            raise BadFailureFile(f"choices.runs has {found} decisions, and count is {self.count}")
-        return [value for value, often in self.runs for _ in range(often)]
-
 
 class Marks(msgspec.Struct, frozen=True):
     """A checksum of all rows so far, after every `stride` rows, four characters each."""
@@ -89,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True):
     seed: int
     decisions: Decisions = msgspec.field(name="choices")
     digest: Short
-    violation: Finding
+    finding: Finding = msgspec.field(name="violation")
     rows: str | None
     """All rows as text, packed, if they are few enough to keep."""
     marks: Marks
@@ -114,15 +106,26 @@ class Failure(msgspec.Struct, frozen=True):
             seed=result.seed,
             decisions=Decisions(len(values), None if _seeded(result.seed, source) else runs),
             digest=result.digest,
-            violation=result.finding,
+            finding=result.finding,
             rows=packed if is_kept else None,
             marks=Marks(stride, "" if is_kept else "".join(marks(rows, stride))),
             versions=versions(),
         )
 
+    @property
+    def values(self) -> list[int] | None:
+        """The decisions; None if they are what the seed answers."""
+        count, runs = self.decisions.count, self.decisions.runs
+        if runs is None:
+            return None
+        found = sum(often for _, often in runs)
+        if found != count:
+            raise BadFailureFile(f"choices.runs has {found} decisions, and count is {count}")
+        return [value for value, often in runs for _ in range(often)]
+
     def choices(self) -> Choices:
         """The decisions of the recorded run, for one more."""
-        values = self.decisions.values()
+        values = self.values
         return SeedChoices(self.seed) if values is None else ReplayChoices(values, self.seed)
 
     def play(self, scenario: Play | None = None) -> Played:
@@ -267,7 +270,8 @@ def _failure(content: Any, packages: tuple[str, ...]) -> Failure:
         raise BadFailureFile(f"schema is {schema!r}, and this version reads {SCHEMA!r}")
     failure = msgspec.convert(content, Failure)
     _check_place(failure.scenario, packages)
-    failure.decisions.values()
+    # Both raise what is wrong with them.
+    failure.choices()
     if failure.rows is not None:
         _unpacked(failure.rows)
     return failure

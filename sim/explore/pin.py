@@ -8,8 +8,6 @@ order steps by the seed, which stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 from typing_extensions import override
 
@@ -60,7 +58,6 @@ def pin(
     *,
     points: int = 20,
     runs: int = 10,
-    on_progress: Callable[[PinPoint], object] = lambda _point: None,
 ) -> Pin:
     """Play `runs` endings from each of `points` places; `ValueError` if the run does not fail."""
     timed = _TimedChoices(failing.values, failing.seed)
@@ -78,7 +75,6 @@ def pin(
             failed += finding is not None and finding.key == original.finding.key
         time_s = timed.times_s[prefix] if prefix < count else original.virtual_s
         found.append(PinPoint(prefix, time_s, runs, failed))
-        on_progress(found[-1])
     inevitable = None
     for point in reversed(found):
         if point.failed < point.runs:

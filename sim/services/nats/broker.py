@@ -38,6 +38,8 @@ from .wire import (
 )
 
 VERSION: Final = "2.10.0"
+MESSAGE_BYTES_MAX: Final = 1 << 20
+"""The largest payload with its headers."""
 ROUTES_MAX: Final = 1024
 """Subjects whose receivers are remembered; those of answers are new each time."""
 
@@ -64,13 +66,12 @@ class Broker:
         streams: JetStream,
         *,
         rng: random.Random,
-        message_bytes_max: int,
         pending_bytes_max: int,
         forge: Callable[[Publish], list[Publish]],
     ) -> None:
         self._forge = forge
         self.machine, self.streams = machine, streams
-        self.message_bytes_max, self.pending_bytes_max = message_bytes_max, pending_bytes_max
+        self.pending_bytes_max = pending_bytes_max
         self._rng = rng
         self._interests: dict[_Interest, None] = {}
         self._routes: dict[str, list[_Interest]] = {}
@@ -162,13 +163,13 @@ class _Client:
     def greet(self, number: int) -> None:
         """Say who the server is; the server speaks first."""
         server = {"server_id": "SIM", "server_name": self._broker.machine.name, "version": VERSION}
-        limits = {"proto": 1, "headers": True, "max_payload": self._broker.message_bytes_max}
+        limits = {"proto": 1, "headers": True, "max_payload": MESSAGE_BYTES_MAX}
         info = server | limits | {"client_id": number, "jetstream": True}
         self._peer.send(b"INFO " + json.dumps(info).encode() + b"\r\n")
 
     async def run(self) -> None:
         """Do what the client says until it is gone."""
-        decoder = OperationDecoder(payload_bytes_max=self._broker.message_bytes_max)
+        decoder = OperationDecoder(payload_bytes_max=MESSAGE_BYTES_MAX)
         await self._peer.run(self._receive, decoder.feed)
 
     def leave(self) -> None:

@@ -23,8 +23,6 @@ from .jetstream import JetStream
 from .stranger import Stranger
 
 PORT: Final = 4222
-MESSAGE_BYTES_MAX: Final = 1 << 20
-"""The largest payload with its headers."""
 PENDING_BYTES_MAX: Final = 64 << 20
 """As the real server's `max_pending`."""
 
@@ -49,7 +47,6 @@ class SimulatedNats(ServiceMachine):
     ) -> None:
         super().__init__(world, name, on_clock=self._elected, losable=("store", "ack"))
         self.port, self.pending_bytes_max = port, pending_bytes_max
-        self.message_bytes_max = MESSAGE_BYTES_MAX
         self._rng = world.choices.stream(f"{name} groups")
         self._stranger: Stranger | None = None
         self._empty_disk()
@@ -81,7 +78,6 @@ class SimulatedNats(ServiceMachine):
             self,
             self.streams,
             rng=self._rng,
-            message_bytes_max=self.message_bytes_max,
             pending_bytes_max=self.pending_bytes_max,
             forge=lambda each: self._stranger.says(each) if self._stranger else [],
         )
