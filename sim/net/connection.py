@@ -93,11 +93,6 @@ class Segment(NamedTuple):
             ("crc", crc32(self.data)),
         )
 
-    @property
-    def wire_bytes(self) -> int:
-        """What it takes of a link's bandwidth: its data and the headers."""
-        return len(self.data) + HEADER_BYTES
-
 
 class SocketOptions(dict[tuple[int, int], "int | bytes"]):
     """What was set on one socket, by level and name, and what has an effect here, as Linux reads it."""
@@ -338,7 +333,8 @@ class Endpoint:
     def _launch(self, segment: Segment) -> None:
         link, links = self._link, self._wires.links
         is_bare = segment.kind.is_bare
-        delay_s = links.delay_s(link, size=segment.wire_bytes, has_jitter=not is_bare)
+        wire_bytes = len(segment.data) + HEADER_BYTES
+        delay_s = links.delay_s(link, size=wire_bytes, has_jitter=not is_bare)
         if segment.kind is SegmentKind.FIN:
             delay_s += link.fin_delay_s
         repeat_s = self._wires.retransmit_s

@@ -43,7 +43,8 @@ class StreamPeer:
         self._outbox: deque[bytes] = deque()
         self._held: list[bytes] | None = None
         """While what has come is taken in: the answers, which go in one piece."""
-        self._outbox_bytes = 0
+        self.waiting_bytes = 0
+        """How much was sent and is not in the kernel's hands yet."""
         self._posted = trio.lowlevel.ParkingLot()
         self._flushed = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope()
@@ -69,7 +70,7 @@ class StreamPeer:
     def _post(self, frames: bytes) -> None:
         if self.is_lost:
             return
-        if not self._outbox_bytes:
+        if not self.waiting_bytes:
             # Nothing is before it: it goes at once, and the writer is only woken by a full window.
             try:
                 while sent := self._socket.send_nowait(frames):
@@ -80,17 +81,12 @@ class StreamPeer:
                 self.close()
                 return
         self._outbox.append(frames)
-        self._outbox_bytes += len(frames)
+        self.waiting_bytes += len(frames)
         self._posted.unpark_all()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """How much was sent and is not in the kernel's hands yet."""
-        return self._outbox_bytes
 
     async def wait_room(self) -> None:
         """Wait until less than `OUTBOX_BYTES_MAX` is waiting, or the connection is lost."""
-        while self._outbox_bytes >= OUTBOX_BYTES_MAX and not self.is_lost:
+        while self.waiting_bytes >= OUTBOX_BYTES_MAX and not self.is_lost:
             await self._flushed.park()
 
     async def run(
@@ -146,7 +142,7 @@ class StreamPeer:
                 rest = memoryview(chunk)
                 while rest:
                     rest = rest[await self._socket.send(rest) :]
-                self._outbox_bytes -= len(chunk)
+                self.waiting_bytes -= len(chunk)
                 self._flushed.unpark_all()
         except OSError:
             self.close()
