@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -76,15 +76,14 @@ class _Asked:
 class PrefillFirst:
     """The decode worker's half: one for each process."""
 
-    is_reachable: ClassVar = True
-    """No broker is in the way."""
-
     _host: HandsOver
     _transfers: EngineTransfers
     _prefills: Client
     _section: DisaggregationConfig
     lending: Lending
     mode: str = attrs.field(default=MODE, init=False)
+    is_reachable: bool = attrs.field(default=True, init=False)
+    """No broker is in the way."""
     _asking: int = attrs.field(default=0, init=False)
 
     @property

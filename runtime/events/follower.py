@@ -55,7 +55,6 @@ class _Followed:
     wait_s: float = 0.0
 
 
-@attrs.define(eq=False)
 class EventFollower:
     """Follows the publishers under `topic` for which `follows(publisher)` is true.
 
@@ -69,28 +68,38 @@ class EventFollower:
     seconds.
     """
 
-    _events: EventPlane
-    _topic: str
-    _on_event: Callable[[str, bytes], None]
-    _on_snapshot: Callable[[str, tuple[bytes, ...]], None]
-    _on_lost: Callable[[str], None] = lambda _: None
-    _follows: Callable[[str], bool] = lambda _: True
-    _publishers_max: int = 4096
-    _pending_max: int = 65_536
-    counts: SequenceCounts = attrs.field(factory=SequenceCounts, init=False)
-    _followed: dict[str, _Followed] = attrs.field(factory=dict, init=False)
-    _asking: trio.CapacityLimiter = attrs.field(
-        factory=lambda: trio.CapacityLimiter(SNAPSHOTS_AT_ONCE), init=False
-    )
-    _notices: LogNotices = attrs.field(factory=lambda: LogNotices(_log), init=False)
-    ignored: int = attrs.field(default=0, init=False)
-    """Events of publishers beyond `publishers_max`."""
-    unknown: int = attrs.field(default=0, init=False)
-    """Events of publishers that we do not follow."""
-    snapshot_count: int = attrs.field(default=0, init=False)
-    """Snapshots taken."""
-    malformed: int = attrs.field(default=0, init=False)
-    """Messages and bodies that made no sense."""
+    def __init__(
+        self,
+        events: EventPlane,
+        topic: str,
+        *,
+        on_event: Callable[[str, bytes], None],
+        on_snapshot: Callable[[str, tuple[bytes, ...]], None],
+        on_lost: Callable[[str], None] = lambda _: None,
+        follows: Callable[[str], bool] = lambda _: True,
+        publishers_max: int = 4096,
+        pending_max: int = 65_536,
+    ) -> None:
+        self.counts = SequenceCounts()
+        self._events = events
+        self._topic = topic
+        self._on_event = on_event
+        self._on_snapshot = on_snapshot
+        self._on_lost = on_lost
+        self._follows = follows
+        self._publishers_max = publishers_max
+        self._pending_max = pending_max
+        self._followed: dict[str, _Followed] = {}
+        self._asking = trio.CapacityLimiter(SNAPSHOTS_AT_ONCE)
+        self._notices = LogNotices(_log)
+        self.ignored = 0
+        """Events of publishers beyond `publishers_max`."""
+        self.unknown = 0
+        """Events of publishers that we do not follow."""
+        self.snapshot_count = 0
+        """Snapshots taken."""
+        self.malformed = 0
+        """Messages and bodies that made no sense."""
 
     @property
     def lost_count(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import attrs
 import trio
 
 from ..errors import RemoteProtocolError, TrinamoError
@@ -47,7 +46,6 @@ def snapshot_subject(topic: str, publisher: str) -> str:
 _log = logging.getLogger("trinamo.events")
 
 
-@attrs.define(eq=False)
 class EventSource:
     """One publisher's numbered events under `topic`.
 
@@ -56,22 +54,32 @@ class EventSource:
     sent with, so it must change with the very call that publishes.
     """
 
-    _events: EventPlane
-    _topic: str
-    _publisher: str
-    _incarnation: int
-    _snapshot: Callable[[int, int], bytes]
-    _beat_s: float = 1.0
-    sequence: int = attrs.field(default=0, init=False)
-    """The number of the last event."""
-    dropped: int = attrs.field(default=0, init=False)
-    """Events that did not go to the broker; followers see the gap."""
-    snapshot_count: int = attrs.field(default=0, init=False)
-    """Answers to requests for a snapshot, every part counted."""
-    malformed: int = attrs.field(default=0, init=False)
-    """Requests that were none."""
-    _notices: LogNotices = attrs.field(factory=lambda: LogNotices(_log), init=False)
-    _last_answer: tuple[SnapshotRequest, int, bytes] | None = attrs.field(default=None, init=False)
+    def __init__(
+        self,
+        events: EventPlane,
+        topic: str,
+        *,
+        publisher: str,
+        incarnation: int,
+        snapshot: Callable[[int, int], bytes],
+        beat_s: float = 1.0,
+    ) -> None:
+        self._events = events
+        self._topic = topic
+        self._publisher = publisher
+        self._incarnation = incarnation
+        self._snapshot = snapshot
+        self._beat_s = beat_s
+        self.sequence = 0
+        """The number of the last event."""
+        self.dropped = 0
+        """Events that did not go to the broker; followers see the gap."""
+        self.snapshot_count = 0
+        """Answers to requests for a snapshot, every part counted."""
+        self.malformed = 0
+        """Requests that were none."""
+        self._notices = LogNotices(_log)
+        self._last_answer: tuple[SnapshotRequest, int, bytes] | None = None
 
     async def publish(self, body: bytes) -> None:
         """Number and send one event. The number is taken before anything is awaited.

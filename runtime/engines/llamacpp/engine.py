@@ -124,7 +124,7 @@ class LlamaCppEngine:
         tokenize = partial(vocabulary.tokenize, is_template=False)
         compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))
-        self._grammars = Grammars(compiler, self._sandbox, closes_objects=closes_objects)
+        self._grammars = Grammars(compiler, self._sandbox, closes_objects)
         self._sampler = Sampler(vocabulary.token_bytes, self._grammars.open)
         self._threads, self._step_tokens_max = threads, step_tokens_max
         parameters = self._parameters()

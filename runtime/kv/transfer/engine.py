@@ -472,7 +472,7 @@ async def open_engine_transfers(
             leases,
             NixlMetadataStore(config.worker.namespace, control),
             chain,
-            section=section,
+            section,
         )
         if inquiries is not None:
             inquiries.on_gone = transfers.evict

@@ -102,7 +102,7 @@ class BlockLeases:
                 self._release(leased)
 
         needs_proof = may_write and not region.is_fenced
-        grant = Grant(leased, ticket, end, needs_proof=needs_proof)
+        grant = Grant(leased, ticket, end, needs_proof)
         try:
             region.grant(ticket, blocks, grant.hear, may_write=may_write)
         except TrinamoError:
@@ -234,14 +234,7 @@ async def open_block_leases(
     """
     async with open_nursery() as nursery:
         leases = BlockLeases(
-            pool,
-            nursery,
-            drain_s=drain_s,
-            on_quarantine=on_quarantine,
-            on_readmit=on_readmit,
-            rng=rng,
-            block_of=block_of,
-            inquiries=inquiries,
+            pool, nursery, drain_s, on_quarantine, on_readmit, rng, block_of, inquiries
         )
         with inquiries.plane.answering(leases.tickets.is_settled) if inquiries else nullcontext():
             try:

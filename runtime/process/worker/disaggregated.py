@@ -106,7 +106,7 @@ class DecodeRole(_Role):
         )
         if section.mode != MODE:
             flow: PrefillFlow = PrefillFirst(
-                self._host, self._transfers, prefills, section=section, lending=lending
+                self._host, self._transfers, prefills, section, lending
             )
             task_status.started(self._engine(flow, prefills))
             await trio.sleep_forever()
@@ -122,12 +122,10 @@ class DecodeRole(_Role):
                 self._host,
                 self._transfers,
                 queue,
-                section=section,
-                lending=lending,
-                env=runtime.env,
-                is_broker_reachable=lambda: (
-                    not isinstance(events, CountsEvents) or events.statistics().is_connected
-                ),
+                section,
+                lending,
+                runtime.env,
+                lambda: not isinstance(events, CountsEvents) or events.statistics().is_connected,
             )
             await runtime.serve(
                 self.pairing.handoff_endpoint,
@@ -144,9 +142,9 @@ class DecodeRole(_Role):
             self._host,
             flow,
             prefills.router,
-            limits=self._limits,
-            env=self._runtime.env,
-            metrics=self._metrics,
+            self._limits,
+            self._runtime.env,
+            self._metrics,
         )
 
     def _limits(self) -> DisaggregationLimits:
@@ -183,7 +181,7 @@ class PrefillRole(_Role):
         """Serve decode workers that ask, and consume the queue in `nursery`; return once both do."""
         runtime, info = self._runtime, self._engine.info
         handoffs = await runtime.client(self.pairing.handoff_endpoint)
-        kept = KeptPrefills(self._host, self._transfers, metrics=self._metrics)
+        kept = KeptPrefills(self._host, self._transfers, self._metrics)
         await nursery.start(self._consume, handoffs)
 
         async def leave() -> None:
@@ -203,11 +201,7 @@ class PrefillRole(_Role):
 
     async def _consume(self, handoffs: Client, *, task_status: trio.TaskStatus[None]) -> None:
         queued = QueuedPrefills(
-            self._host,
-            self._transfers,
-            handoffs,
-            metrics=self._metrics,
-            traces=self._runtime.traces,
+            self._host, self._transfers, handoffs, self._metrics, self._runtime.traces
         )
         limits = ConsumerLimits(
             jobs_max=self._section.jobs_max,

@@ -59,9 +59,9 @@ def over(host: EngineHost, share: float = 1.0) -> tuple[DisaggregatedEngine, Dec
         host,
         flow,
         cast("Router", flow),
-        limits=lambda: DisaggregationLimits(tokens_local_max=0, queue_depth_max=1),
-        env=env,
-        metrics=metrics,
+        lambda: DisaggregationLimits(tokens_local_max=0, queue_depth_max=1),
+        env,
+        metrics,
     )
     return engine, metrics
 

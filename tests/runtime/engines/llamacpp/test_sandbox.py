@@ -183,7 +183,7 @@ async def test_closing_can_be_turned_off_and_sets_are_arrays() -> None:
     compiler = Compiler(TOKENS, lambda text: list(text.encode()), end_ids=[END], special_ids=[END])
     with opened("grammar", (TOKENS, [END], [END])) as sandbox:
         for closes in (True, False):
-            made = Grammars(compiler, sandbox, closes_objects=closes)
+            made = Grammars(compiler, sandbox, closes)
             asked = by_schema({"type": "object", **keyword})
             await made.prepare(asked)
             assert begins(made, asked, '{"properties": [1, 1]}')
