@@ -96,6 +96,8 @@ class Plan:
     deadline_s: float
     cancelled_s: float
     """The request's task is cancelled so long after it came."""
+    is_unwanted: bool = False
+    """No worker takes it, whatever room there is."""
 
 
 @attrs.define(eq=False)
@@ -184,7 +186,7 @@ class House:
                 if context is None:
                     context = await self.wait(ticket, wanted, engine, deadline, plan, nursery)
                 assert admission.in_flight <= admission.requests_max
-                is_taken = engine.takes()
+                is_taken = not plan.is_unwanted and engine.takes()
                 try:
                     if not is_taken:
                         admission.queue.refused(ticket, wanted, OverloadedError("full"))
@@ -309,6 +311,31 @@ def test_without_limits_of_time_everybody_is_answered(
     for party in range(3 if requests_max == 1 else 0):
         came = [story.came for story in house.entered if story.plan.party == party]
         assert came == sorted(came)
+
+
+@given(places=st.integers(1, 3), behind=st.lists(ticks, min_size=1, max_size=8))
+def test_who_is_refused_wherever_there_is_room_keeps_nobody_out(
+    places: int, behind: list[float]
+) -> None:
+    """He stands first until his time is over; meanwhile one of the others is let in at each look."""
+    unwanted = attrs.evolve(plan(0), is_unwanted=True)
+    stories = [Story(each) for each in (unwanted, *(plan(1 / 8 + at_s) for at_s in behind))]
+    house = House(requests_max=4, queue_max=9, timeout_s=60, places=places)
+
+    async def main() -> None:
+        async with trio.open_nursery() as others:
+            others.start_soon(house.admission.queue.look)
+            async with trio.open_nursery() as nursery:
+                for story in stories:
+                    nursery.start_soon(house.tell, story, others)
+            others.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    ends = [story.ends for story in stories]
+    assert ends == [["OverloadedError"], *[["answered"]] * len(behind)]
+    for story in stories[1:]:
+        waited_s = story.entered_s - story.plan.comes_s
+        assert waited_s <= (len(behind) + 1) * LOOK_INTERVAL_S
 
 
 crowds = st.lists(

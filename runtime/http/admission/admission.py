@@ -6,7 +6,8 @@ A request waits while `requests_max` are in flight, while nobody who serves its 
 while every worker of it is busy or has refused one more. Places go round the parties (`shares.py`),
 and to the requests of one party for one model in the order of arrival; nobody waits behind somebody
 whose model lets nobody in. A line is not let in at once: one goes first, and each that a worker
-takes lets two more follow, until a worker refuses one, which then stands first again.
+takes lets two more follow, until a worker refuses one, which then stands first again. Behind it one
+more is tried now and then, for it may be refused wherever there is room.
 
 Who leaves the queue, whatever the reason, leaves nothing in it. All is decided synchronously, in
 `Admission.enter` and `AdmissionQueue.settle`, and awaited in `AdmissionQueue.wait`; the service
@@ -236,7 +237,10 @@ class AdmissionQueue:
                 self._joined = trio.Event()
                 await self._joined.wait()
             await trio.sleep(LOOK_INTERVAL_S)
-            for model in list(self._lines):
+            for model, line in list(self._lines.items()):
+                if line.is_refused:
+                    # The first may be refused for what it asks: then it must not keep out the next.
+                    line.window = 2
                 self.freed(model)
 
     def _greediest(self, party: str) -> str | None:
