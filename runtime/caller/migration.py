@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -111,8 +112,8 @@ class Progress:
     """How far an answer has come when its stream ends with an error."""
 
     policy: MigrationPolicy
-    delivered_count: int = 0
-    """Tokens that the client has."""
+    delivered_count: float = 0
+    """Tokens that the client has; infinite where they are not kept any more."""
     prompt_tokens: int = 0
     """As the first worker said; 0 if none has."""
     migration_count: int = 0
@@ -356,7 +357,7 @@ class MigratingAnswer(Sink[Delta]):
     def _progress(self) -> Progress:
         return Progress(
             policy=self._policy,
-            delivered_count=self._tokens_max + 1 if self._is_long else self._delivered_count,
+            delivered_count=math.inf if self._is_long else self._delivered_count,
             prompt_tokens=self._prompt_tokens,
             migration_count=len(self._tried),
             is_refused=self._is_refused,

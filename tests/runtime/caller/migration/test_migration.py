@@ -255,6 +255,25 @@ async def test_tokens_that_will_not_be_replayed_are_not_kept(cluster: Cluster) -
     assert len(answered._token_ids) <= 4
 
 
+async def test_what_was_not_kept_is_not_replayed_though_by_now_it_would_be(
+    cluster: Cluster,
+) -> None:
+    """`router.migration_tokens_max` may be raised meanwhile."""
+    limits, workers = policy(tokens_max=4), Counting([(9, lost())])
+
+    class Raising(Taken):
+        def take(self, items: list[Delta]) -> bool:
+            limits.tokens_max = 100
+            return super().take(items)
+
+    taken, client = Raising(), await serve(cluster, workers)
+    answered = MigratingAnswer(client, REQUEST, Context("1"), taken, limits, can_resume=True)
+    with pytest.raises(DisconnectedError, match=r"router\.migration_tokens_max"):
+        await answered.run()
+    assert taken.token_ids == list(range(9))
+    assert len(workers.asked) == 1
+
+
 async def test_an_error_that_would_come_everywhere_ends_the_answer(cluster: Cluster) -> None:
     workers = Counting([(3, EngineError("no such thing"))])
     client = await serve(cluster, workers)
