@@ -367,7 +367,13 @@ class UpstreamAnswer:
         assert connection is not None, "its head has come"
         while True:
             if KEPT.bytes_held + len(body) > self._section.answers_bytes_max:
-                raise OverloadedError("too many long answers of upstreams are kept at present")
+                # The upstream has worked for it: whoever would wait for room would let it do so again.
+                raise OverloadedError(
+                    "too many long answers of upstreams are kept at present",
+                    bound="answers_bytes_max",
+                    value=self._section.answers_bytes_max,
+                    definite=False,
+                )
             KEPT.bytes_held += len(body)
             self._held += len(body)
             whole.feed(body)

@@ -150,7 +150,7 @@ async def test_an_answer_that_is_refused_goes_with_its_request() -> None:
 
 
 async def test_whole_answers_have_one_bound_together() -> None:
-    """Those that find no room are refused; what is kept is given back with the answer's end."""
+    """Those that find no room are refused, and not made again; what is kept is given back at the end."""
     said, sent = whole({"choices": [], "filler": "x" * 600_000}), trio.Event()
 
     async def hold(asked: Asked, stream: trio.SocketStream) -> None:
@@ -158,8 +158,7 @@ async def test_whole_answers_have_one_bound_together() -> None:
         await sent.wait()
         await stream.send_all(said[-2:])
 
-    # Without a queue: else who is refused for want of room waits for it.
-    bound = {"worker__upstream__answers_bytes_max": "1000000", "http__queue_max": "0"}
+    bound = {"worker__upstream__answers_bytes_max": "1000000"}
     async with (
         open_fake(hold) as one,
         open_fake(hold) as other,
