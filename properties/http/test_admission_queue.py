@@ -54,6 +54,7 @@ class FakeEngine(RoutedEngine):
         sink: Sink[Delta],
         worker: str | None = None,
         took: Callable[[str, int | None], None] | None = None,
+        accepted: Callable[[], None] | None = None,
     ) -> None:
         raise AssertionError("nobody asks")
 

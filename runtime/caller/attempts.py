@@ -78,6 +78,7 @@ class StreamAttempt(Attempt):
     ) -> None:
         self.registration = plane.register(context)
         self.channel = self.registration.channel
+        self.channel.on_call = asked.accepted
         try:
             super().__init__(instance, context, router, asked)
         except BaseException:

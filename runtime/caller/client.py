@@ -98,12 +98,14 @@ class Client:
         among: Among = None,
         hint: RoutingHint | None = None,
         patience: Patience | None = None,
+        accepted: Callable[[], None] | None = None,
     ) -> ResponseStream[T]:
         """Send `request` and yield its stream once the handler has started.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. `hint` is what the
-        policy `kv` is told about the prompt. Raises `UnavailableError` if nobody is live, with `patience` only
+        policy `kv` is told about the prompt, and `accepted` called when a worker has taken the request,
+        which may be long before it begins to answer. Raises `UnavailableError` if nobody is live, with `patience` only
         after `router.wait_s`, else the last attempt's error.
 
         The whole answer must be there `timeout_s` after this is entered, by `deadline` on trio's
@@ -119,6 +121,7 @@ class Client:
             among=among,
             hint=hint,
             patience=patience,
+            accepted=accepted,
         )
         return ResponseStream(self, asked, context, timeout_s, deadline)
 

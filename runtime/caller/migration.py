@@ -167,7 +167,8 @@ class MigratingAnswer(Sink[Delta]):
 
     `servers` says who may be asked now, None for anybody, and `is_replaced` whether their tokens are others
     than those of whom it began with: they go on with nothing. `tell` is called with the id of each worker
-    that takes the request up, and how many blocks of the prompt it had, if that is known; `hint` makes
+    that takes the request up, and how many blocks of the prompt it had, if that is known, and `accepted`
+    as by `Client.stream`; `hint` makes
     what the router is told about the prompt, once a stream.
     """
 
@@ -183,12 +184,13 @@ class MigratingAnswer(Sink[Delta]):
         servers: Callable[[], Collection[str] | None] = lambda: None,
         is_replaced: Callable[[], bool] = lambda: False,
         tell: Callable[[str, int | None], None] | None = None,
+        accepted: Callable[[], None] | None = None,
         can_resume: bool = False,
         hint: Callable[[GenerateRequest], RoutingHint | None] | None = None,
     ) -> None:
         super().__init__()
         self._client, self._context, self._policy = client, context, policy
-        self._instance_id, self._tell = instance_id, tell
+        self._instance_id, self._tell, self._accepted = instance_id, tell, accepted
         self._servers, self._is_replaced = servers, is_replaced
         self._can_resume = can_resume and (
             not request.body or (request.path == _CHAT_PATH and can_go_on(request.body))
@@ -295,6 +297,7 @@ class MigratingAnswer(Sink[Delta]):
                     among=self._servers if is_new else self._who_goes_on,
                     hint=None if self._hint is None else self._hint(request),
                     patience=Patience(self._lost, waits_for_room=bool(self._tried)),
+                    accepted=self._accepted,
                 )
                 worker = ""
                 try:

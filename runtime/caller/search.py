@@ -71,6 +71,8 @@ class Asked:
     patience: Patience | None = None
     """Without it nobody waits."""
     takes_input: bool = False
+    accepted: Callable[[], None] | None = None
+    """Called, without waiting, each time that a worker has taken it, before it has anything to say."""
 
 
 class Search:

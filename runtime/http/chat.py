@@ -444,7 +444,8 @@ class Inference:
             )
             forward: Forward
             if isinstance(engine, RoutedEngine):
-                forward = partial(engine.forward, worker=worker, took=took)
+                accepted = partial(admission.queue.took, ticket)
+                forward = partial(engine.forward, worker=worker, took=took, accepted=accepted)
             else:
                 forward = forward_of(engine)
             sink = self._sink(parsed, delivery)

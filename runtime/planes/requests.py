@@ -20,6 +20,9 @@ from ..sinks import Sink
 class ResponseChannel(Protocol):
     """The caller's end of one response stream, after or before the worker's call."""
 
+    on_call: Callable[[], None] | None
+    """Called when the worker calls home, which it does as soon as it has taken the request."""
+
     @property
     def is_called(self) -> bool:
         """Whether the worker has called home."""

@@ -94,11 +94,14 @@ class RoutedEngine:
         sink: Sink[Delta],
         worker: str | None = None,
         took: Callable[[str, int | None], None] | None = None,
+        accepted: Callable[[], None] | None = None,
     ) -> None:
         """Hand the answer of whichever workers the router chooses to `sink` as it comes.
 
         Only `worker` is asked, if it is named. `took` is called with the id of the one that
-        answers, and how many blocks of the prompt it had, if that is known, before its first delta.
+        answers, and how many blocks of the prompt it had, if that is known, before its first delta;
+        `accepted` once a worker has it that says itself whether it has room, as one before another
+        server does not.
         """
         kv = self.client.router.kv
         await MigratingAnswer(
@@ -111,6 +114,7 @@ class RoutedEngine:
             servers=self._servers,
             is_replaced=partial(self._table.is_replaced, self._card),
             tell=took,
+            accepted=None if self._card.passes_through else accepted,
             can_resume=self._card.can_resume,
             hint=None if kv is None else partial(make_hint, card=self._card, names=kv.names),
         ).run()

@@ -45,6 +45,7 @@ class Channel:
         "_told",
         "arrival_count",
         "is_called",
+        "on_call",
     )
 
     def __init__(
@@ -68,6 +69,8 @@ class Channel:
         self._is_full = False
         """The sink has said that it has no room, and not yet that it has some again."""
         self.is_called = False
+        self.on_call: Callable[[], None] | None = None
+        """Told of that, if somebody wants to know."""
         self._opened = False
         self._told = False
         """The consumer has had the terminal."""
@@ -94,6 +97,8 @@ class Channel:
     def call(self) -> None:
         """The worker has called home, which ends no wait of the consumer's."""
         self.is_called = True
+        if self.on_call is not None:
+            self.on_call()
 
     def open(self) -> None:
         """The prologue came: the handler has started."""

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 import trio
 
+import trinamo
+from tests.runtime import small_cluster
 from tests.runtime.http.models.test_shedding import BUSY, IDLE
 from tests.runtime.http.running import on_every_server
 from tests.runtime.small_cluster import MODEL, open_small_cluster
@@ -224,6 +226,33 @@ async def test_what_a_worker_s_own_bound_refuses_waits_at_the_front_door() -> No
                     nursery.start_soon(ask)
         refused = cluster.service.metrics.value("requests_refused_total", bound="requests_max")
     assert (statuses, refused) == ([200] * 30, 0)
+
+
+async def test_who_waits_is_let_in_as_workers_take_and_not_as_they_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With long prompts the first token is seconds away: places that are free must not wait for it."""
+    places, rounds, running = 4, [trio.Event(), trio.Event()], 0
+
+    async def answers(_: GenerateRequest, __: Context) -> AsyncGenerator[str, None]:
+        nonlocal running
+        number, running = running // places, running + 1
+        await rounds[number].wait()
+        yield "x"
+
+    engine = trinamo.engine(name=MODEL)(answers)
+    monkeypatch.setattr(small_cluster, "open_exact_engine", engine.open)
+    async with open_small_cluster(worker__requests_max=places) as cluster:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2 * places):
+                    nursery.start_soon(cluster.ask)
+                while (running, cluster.service.admission.queue.length) != (places, places):
+                    await trio.sleep(0.002)
+                rounds[0].set()
+                while running < 2 * places:
+                    await trio.sleep(0.002)
+                rounds[1].set()
 
 
 async def test_who_names_a_full_worker_keeps_nobody_from_another() -> None:
