@@ -15,7 +15,7 @@ from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
-    Loaded,
+    Validity,
     locked_key,
     read_pem,
     validity_of,
@@ -28,7 +28,7 @@ log = logging.getLogger("trinamo.http")
 
 
 @attrs.frozen
-class _Loaded(Loaded):
+class _Loaded(Validity):
     context: ssl.SSLContext
 
 

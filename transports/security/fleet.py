@@ -25,7 +25,7 @@ from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.transports.sockets.certificates import (
     CertificateFiles,
-    Loaded,
+    Validity,
     keep_renewed,
     key_faults,
     locked_key,
@@ -56,7 +56,7 @@ _SHOWN_BYTES_MAX: Final = 1400
 
 
 @attrs.frozen
-class FleetCertificate(Loaded):
+class FleetCertificate(Validity):
     contexts: Contexts = attrs.field(repr=False)
     key: Ed25519PrivateKey = attrs.field(repr=False)
     shown: bytes

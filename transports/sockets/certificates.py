@@ -24,14 +24,14 @@ WARNED_S: Final = 7 * 86400.0
 
 
 @attrs.frozen(kw_only=True)
-class Loaded:
+class Validity:
     """What was made of the files: when the certificate ends, in seconds since 1970, and how long it is valid in all."""
 
     expires_at: float
     valid_s: float
 
 
-T = TypeVar("T", bound=Loaded)
+T = TypeVar("T", bound=Validity)
 
 
 class CertificateFiles(Generic[T]):
@@ -146,7 +146,7 @@ def key_faults(key: str, name: str | None) -> list[str]:
 
 
 def validity_of(chain: str) -> dict[str, float]:
-    """The fields of `Loaded` for the first certificate of PEM text.
+    """The fields of `Validity` for the first certificate of PEM text.
 
     Python's `ssl` tells it of peers' certificates only. Raises `ValueError` if there is none.
     """
