@@ -103,6 +103,7 @@ class _Waiting:
 class DecodeFirst:
     """The decode worker's half: one for each process."""
 
+    mode = MODE
     _host: HandsOver
     _transfers: EngineTransfers
     _queue: CountedQueue
@@ -110,7 +111,6 @@ class DecodeFirst:
     lending: Lending
     _env: Env
     _is_broker_reachable: Callable[[], bool]
-    mode: str = attrs.field(default=MODE, init=False)
     _waiting: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
     _refused_until: float = attrs.field(default=-math.inf, init=False)
     """Until then the queue is not asked, as it did not take the last job: then one tries again."""

@@ -76,14 +76,14 @@ class _Asked:
 class PrefillFirst:
     """The decode worker's half: one for each process."""
 
+    mode = MODE
+    is_reachable = True
+    """No broker is in the way."""
     _host: HandsOver
     _transfers: EngineTransfers
     _prefills: Client
     _section: DisaggregationConfig
     lending: Lending
-    mode: str = attrs.field(default=MODE, init=False)
-    is_reachable: bool = attrs.field(default=True, init=False)
-    """No broker is in the way."""
     _asking: int = attrs.field(default=0, init=False)
 
     @property

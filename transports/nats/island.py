@@ -326,12 +326,12 @@ class Island:
                 await self._dispose(client, closed, ours)
             if self._bug is not None:
                 raise self._bug
-            is_starting = not self._opened.is_set()
-            is_over = client.has_met or trio.current_time() >= self._start_until
-            if isinstance(error, ConfigError) or (error is not None and is_starting and is_over):
+            is_unopened = error is not None and not self._opened.is_set()
+            is_refused = client.has_met or isinstance(error, ConfigError)
+            if is_unopened and (is_refused or trio.current_time() >= self._start_until):
                 self._open_error = error
             elif not self.is_closing:
-                if error is not None and is_starting and not attempt:
+                if is_unopened and not attempt:
                     _log.warning("%s; trying again", error)
                 attempt += 1
                 wait_s = min(RECONNECT_WAIT_MAX_S, RECONNECT_WAIT_S * 2.0 ** min(attempt - 1, 16))
