@@ -33,6 +33,7 @@ from trinamo.transports.security.sealing import Sealer
 
 from ..core.checker import Checker
 from ..core.choices import Choices
+from ..core.host import HostState
 from ..core.policies import Policy
 from ..core.trace import Row
 from ..core.world import World
@@ -66,7 +67,8 @@ class _Ledger(Checker):
     rule = "I8"
 
     def __init__(self) -> None:
-        self._done: set[str] = set()
+        self._done: dict[str, float] = {}
+        """When the ack of each job was applied."""
         self._faults: list[tuple[str, float]] = []
         """Who was struck, nobody is the broker, and when; each lasts `FAULT_S`."""
         self.effects: dict[str, tuple[str, float]] = {}
@@ -77,9 +79,11 @@ class _Ledger(Checker):
         if note.kind == "queue.fault":
             self._faults.append((note.field("on"), note.time_s))
         elif note.kind == "queue.outcome" and note.field("outcome") == "done":
-            if note.field("job") in self._done:
-                self.violate(f"the ack of job {note.field('job')} is applied twice")
-            self._done.add(note.field("job"))
+            job, done_s = note.field("job"), self._done.get(note.field("job"))
+            # Who loses the records loses what they say of a job that is done, and comes again.
+            if done_s is not None and not self._struck((RECORDS,), done_s, note.time_s):
+                self.violate(f"the ack of job {job} is applied twice")
+            self._done[job] = note.time_s
         elif note.kind == "queue.effect":
             self._effect(note, note.host.rpartition(".")[0], note.time_s)
 
@@ -122,7 +126,10 @@ class _Cluster:
         return len(self.nats.streams.streams[stream].messages)
 
     def is_leased(self, job: LeasedJob) -> bool:
-        """Whether the last word about the job is this lease, and the broker waits for its end still."""
+        """Whether the last word about the job is this lease, and the broker waits for its end still.
+
+        Or is away: then it has not heard of an extension whose record it has, and gives the job to nobody.
+        """
         streams = self.nats.streams.streams
         record = streams[NAMES.leases].of(NAMES.lease_subject(job.id))
         queued = streams[NAMES.jobs].of(NAMES.job_subject(job.id))
@@ -133,7 +140,9 @@ class _Cluster:
             told = decode_record(self._seen.open_record(job.id, record.message.payload))
         except RemoteProtocolError:
             return False
-        return told.token == job.token and due_s > self.nats.clock.now()
+        is_up = self.world.host(self.nats.name).state is HostState.UP
+        is_away = self.nats.is_leaderless or not is_up
+        return told.token == job.token and (is_away or due_s > self.nats.clock.now())
 
     def open_nats(self, env: SimEnv) -> AbstractAsyncContextManager[NatsEventPlane]:
         """As a member."""

@@ -33,6 +33,10 @@ PINNED = [
     ("kv_writer_cut", 10, "batch", None),
     # A consumer is stopped while its job comes: the lease is over before it begins to count.
     ("s10_queue_consumers", 3123608422, "batch", None),
+    # A consumer that was stopped goes on with a job that it was given before, and another since.
+    ("queue_stranger", 3823662223, "step", None),
+    # A lease ends while the broker has no leader: what is said of it then is no word about the next one.
+    ("queue_stranger", 1000228, "step", None),
     # What is dead loses its power, which is no second death.
     ("transfer_peer_dies", 705507511, "step", "dedicated"),
     # A prefill worker that is cut off is not told that nobody waits for it any more.

@@ -14,6 +14,7 @@ from trinamo.transports.nats.queue.records import (
     Bury,
     Drop,
     JobDelivery,
+    Leave,
     Record,
     StreamNames,
     TakeJob,
@@ -46,15 +47,20 @@ def record(**changes: Any) -> Record:
         (record(attempt=3), Bury(3, "its last lease expired", is_recorded=False)),
         (record(state="dead", attempt=3, reason="r"), Bury(3, "r", is_recorded=True)),
         (record(state="done"), Drop()),
+        # Somebody has been given it since.
+        (record(delivered=2), Leave()),
+        (record(state="waiting", delivered=2), Leave()),
+        (record(state="done", delivered=2), Drop()),
+        (record(delivered=1), TakeJob(2)),
         # Another put of the id: a copy within the window, a job of its own after it.
         (record(state="done", job=3, put_ns=95 * S), Drop()),
         (record(state="dead", job=3, put_ns=95 * S), Drop()),
         (record(state="done", job=3, put_ns=80 * S), TakeJob(1)),
-        (record(state="leased", job=3, put_ns=95 * S), TakeJob(1)),
+        (record(state="leased", job=3, put_ns=95 * S, delivered=2), TakeJob(1)),
     ],
 )
 def test_the_record_decides_what_becomes_of_a_delivery(
-    found: Record | None, verdict: TakeJob | Bury | Drop
+    found: Record | None, verdict: TakeJob | Bury | Drop | Leave
 ) -> None:
     assert judge(DELIVERY, found, LIMITS) == verdict
 

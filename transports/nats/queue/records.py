@@ -63,6 +63,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     put_ns: Number
     """When the job's message was stored, by the server's clock."""
     reason: str = ""
+    delivered: Number = 0
+    """By which delivery of the message it was taken; 0 of an older build, which does not say."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -253,12 +255,18 @@ class Drop:
     """Verdict: it is done, or a second copy; acknowledge it and forget it."""
 
 
+@attrs.frozen
+class Leave:
+    """Verdict: somebody was given it since, and has it or had it; say nothing, for it is known by its number alone."""
+
+
 def judge(
     delivery: JobDelivery, record: Record | None, limits: QueueLimits, *, opens: bool = True
-) -> TakeJob | Bury | Drop:
+) -> TakeJob | Bury | Drop | Leave:
     """What to do with a delivery, given the last record of its id, and whether its payload opens.
 
-    One that does not is kept for people: its secret may be one that this process does not know yet.
+    One that does not is kept for people: its secret may be one that this process does not know yet. One that
+    comes late, to a process that was stopped meanwhile say, must not take the lease of who was given the job since.
     """
     if not opens:
         is_recorded = record is not None and record.state == "dead"
@@ -273,6 +281,8 @@ def judge(
     match record.state:
         case "done":
             return Drop()
+        case "leased" | "waiting" if record.delivered > delivery.delivered:
+            return Leave()
         case "dead":
             return Bury(record.attempt, record.reason, is_recorded=True)
         case "leased" | "waiting" if record.attempt >= limits.attempts_max:

@@ -48,6 +48,7 @@ from .records import (
     Bury,
     Drop,
     JobDelivery,
+    Leave,
     Record,
     RecordState,
     StreamNames,
@@ -236,6 +237,8 @@ class NatsWorkQueue:
                 record, revision = await self._leases.read(delivery.job_id, deadline=until)
             must_read = True
             match judge(delivery, record, self.limits, opens=payload is not None):
+                case Leave():
+                    return None
                 case Drop():
                     await self._confirm(delivery, _ACK, until)
                     return None
@@ -264,6 +267,7 @@ class NatsWorkQueue:
             token=f"{self._token_prefix}.{next(self._tokens):x}",
             put_ns=delivery.put_ns,
             reason=reason[:_TOLD_CHARS_MAX],
+            delivered=delivery.delivered,
         )
 
     async def _write(
@@ -314,7 +318,8 @@ class NatsWorkQueue:
             return Settlement.STALE
         if is_last:
             await self._dead_letter(held.delivery, held.record, deadline)
-        else:
+        elif trio.current_time() < held.until:
+            # Later it is delivered anyway, and this would take it from whom: JetStream looks at its number alone.
             word = _NAK + (b' {"delay": %d}' % int(delay_s * _NS) if delay_s else b"")
             await self._confirm(held.delivery, word, deadline)
         self._held.pop(job.token, None)
