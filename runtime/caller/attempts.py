@@ -95,8 +95,9 @@ class StreamAttempt(Attempt):
         """It is over; the worker is told to end what it still does."""
         super().close(error)
         self._openings.end(self)
-        if self._delivery is not None:
-            self._delivery.cancel(self.context.why_left())
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            delivery.cancel(self.context.why_left())
         if self.input is not None:
             self.input.close()
         self.registration.close()

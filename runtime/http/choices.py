@@ -70,6 +70,10 @@ class ChoicesSink(AnswerSink):
         self._size -= size
         self._record.output_tokens -= tokens
 
+    def end(self) -> None:
+        self.choices.clear()
+        self._first_ones.clear()
+
     def ended(self, reason: str) -> None:
         self._record.finish_reasons.append(reason)
 

@@ -86,6 +86,9 @@ class AnswerSink(Sink[Delta], ABC):
         else:
             respond_error(self._exchange, answer, self._to.headers)
 
+    def end(self) -> None:
+        """The answer is over, whatever became of it: let go of what leads back here."""
+
     def _error_events(self, answer: ErrorAnswer) -> bytes:
         return encode_data(answer.to_body(), answer.dialect.error_event)
 
@@ -254,6 +257,7 @@ class AnswerDelivery:
         is_touched = self.context.is_stopped or exchange.is_gone or exchange.status
         if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
             self.record.outcome, self.record.detail = SENT_BACK, error.message
+            sink.end()
             forget_frames(caught)
             return
         try:
@@ -263,6 +267,7 @@ class AnswerDelivery:
                 await exchange.sent()
             self._settle(error)
         finally:
+            sink.end()
             if self.record.fault is None:
                 forget_frames(caught)
 

@@ -30,7 +30,7 @@ from ..errors import (
 from ..logs.fields import name_task
 from ..logs.notices import log_request
 from ..metrics.metrics import SUCCESS
-from ..nurseries import open_nursery
+from ..nurseries import forget_frames, open_nursery
 from ..planes import CallHome, ResponseSender
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import (
@@ -257,6 +257,7 @@ class Worker:
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
+        context.close()
         if context.reason is not None:
             record.cancelled(context.reason)
         record.end()
@@ -329,6 +330,7 @@ class Worker:
         if error is not None:
             record.failed(error)
             sender.fail(error)
+            forget_frames(error)
         else:
             record.outcome = SUCCESS
             answer.open()

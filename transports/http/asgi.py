@@ -127,8 +127,11 @@ async def answer_over_asgi(
     async with open_nursery() as nursery:
         nursery.start_soon(carrier.read, exchange)
         nursery.start_soon(carrier.write, exchange)
-        await answer(exchange)
-        await exchange.sent()
+        try:
+            await answer(exchange)
+            await exchange.sent()
+        finally:
+            exchange.release()
         nursery.cancel_scope.cancel()
 
 

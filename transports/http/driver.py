@@ -77,19 +77,14 @@ class NativeDriver:
         wire = open_wire(stream)
         if self._certificates is None:
             return self._speak("http/1.1", wire, self._on_phase)
-        secure = SecureConnection(
+        return SecureConnection(
             wire,
             TlsSession(self._certificates.context),
             timeout_s=self._config.tls.handshake_timeout_s,
             refuse=self._refusals.fault,
-            speak=lambda protocol, wire: self._speak(protocol, wire, changed),
+            speak=self._speak,
             on_phase=self._on_phase,
         )
-
-        def changed(_: HttpConnection) -> None:
-            self._on_phase(secure)
-
-        return secure
 
     def _speak(
         self, protocol: str, wire: Wire, on_phase: Callable[[HttpConnection], None]
@@ -139,7 +134,7 @@ class SecureConnection:
         *,
         timeout_s: float,
         refuse: Callable[[HeadFault], bytes],
-        speak: Callable[[str, Wire], HttpConnection],
+        speak: Callable[[str, Wire, Callable[[HttpConnection], None]], HttpConnection],
         on_phase: Callable[[HttpConnection], None],
     ) -> None:
         self.socket = wire.socket
@@ -164,13 +159,19 @@ class SecureConnection:
         if scope.cancelled_caught:
             return
         wire = SealedWire(self._wire, self._session)
-        self._connection = self._speak(self._session.protocol, wire)
+        self._connection = self._speak(self._session.protocol, wire, self._changed)
         self._on_phase(self)
         if self._is_retiring:
             self._connection.retire()
         if self._is_closing:
             self._connection.close_when_idle()
-        await self._connection.serve()
+        try:
+            await self._connection.serve()
+        finally:
+            self._connection = None
+
+    def _changed(self, _: HttpConnection) -> None:
+        self._on_phase(self)
 
     def retire(self) -> None:
         self._is_retiring = True

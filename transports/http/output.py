@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
 
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.http.shares import Budget, party_of
+from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, peer_of
 
@@ -39,7 +41,8 @@ class Output:
         party: str,
         config: HttpConfig,
     ) -> None:
-        self._wire, self._on_broken = wire, on_broken
+        self._wire = wire
+        self._on_broken: Callable[[], None] | None = on_broken
         self.nursery: trio.Nursery | None = None
         """For the task that flushes; there is one before anything is sent."""
         self._seal = wire.seal
@@ -56,6 +59,15 @@ class Output:
         """How often the socket has taken something at once or later."""
         self.is_broken = False
         """A write failed, or was not taken in time; or `drop` was called."""
+
+    @asynccontextmanager
+    async def open_nursery(self) -> AsyncIterator[trio.Nursery]:
+        """The connection's, which flushes, too. Behind it nobody hears of a break any more."""
+        try:
+            async with open_nursery() as self.nursery:
+                yield self.nursery
+        finally:
+            self.nursery = self._on_broken = None
 
     def send(self, data: bytes) -> bool:
         """Send or keep; whether there is room for more."""
@@ -168,7 +180,8 @@ class Output:
         """Break the connection; see `Holder`, too."""
         if not self.is_broken:
             self.drop()
-            self._on_broken()
+            if self._on_broken is not None:
+                self._on_broken()
 
 
 class WiredConnection(ABC):

@@ -22,7 +22,6 @@ import trio
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.errors import LocalProtocolError
 from trinamo.runtime.http.exchanges import HttpExchange
-from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.sinks import Changes, Sleeper
 from trinamo.transports.sockets.wire import Wire, abort
 
@@ -76,8 +75,7 @@ class Http1Connection(WiredConnection):
 
     async def serve(self) -> None:
         """Answer what comes until one side ends it. The caller closes the socket."""
-        async with open_nursery() as nursery:
-            self.output.nursery = nursery
+        async with self.output.open_nursery() as nursery:
             self._set_deadline(self._config.keep_alive_s)
             await self._read()
             while self._exchange is not None:

@@ -154,6 +154,14 @@ class RequestHead:
         return path if path.startswith(b"/") else b"/" + path
 
 
+class _Fields(list[tuple[bytes, bytes]]):
+    """Of one head, as they come."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What llhttp calls for each."""
+        self.append((name.lower(), value.rstrip(b" \t")))
+
+
 class HeadReader:
     """Takes heads off the front of a connection's buffer, one after the other."""
 
@@ -165,7 +173,7 @@ class HeadReader:
             431, f"the head is longer than {bytes_max} bytes, which is the limit"
         )
         self._fed = 0
-        self._headers: Headers = []
+        self._headers: _Fields
         self._parser: httptools.HttpRequestParser
 
     def read(self, buffer: bytearray) -> RequestHead | None:
@@ -186,7 +194,9 @@ class HeadReader:
         if (fault := find_fault_in_bytes(whole)) is not None:
             raise FaultError(fault)
         if not self._fed:
-            self._parser = httptools.HttpRequestParser(self)
+            # Not `self`, which holds the parser.
+            self._headers = _Fields()
+            self._parser = httptools.HttpRequestParser(self._headers)
         try:
             self._parser.feed_data(whole[self._fed :] if self._fed else whole)
         except httptools.HttpParserUpgrade:
@@ -201,10 +211,6 @@ class HeadReader:
         del buffer[: end + 4]
         return self._take(whole)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """What llhttp calls for each field."""
-        self._headers.append((name.lower(), value.rstrip(b" \t")))
-
     def _take(self, whole: bytes) -> RequestHead:
         parts = whole[: whole.find(b"\r\n")].split(b" ")
         if len(parts) != 3:
@@ -214,8 +220,7 @@ class HeadReader:
             raise FaultError(_TARGET_LENGTH)
         if not version.startswith(b"HTTP/") or method != self._parser.get_method():
             raise FaultError(_REQUEST_LINE)
-        headers, self._headers = self._headers, []
-        return RequestHead(method, target, version[5:], headers)
+        return RequestHead(method, target, version[5:], self._headers)
 
 
 # --- where the body of a request ends: after so many bytes, or after its last chunk ---

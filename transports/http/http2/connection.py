@@ -29,7 +29,6 @@ import trio
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.http.exchanges import Headers
-from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.sinks import Changes
 from trinamo.transports.sockets.wire import Wire, abort
 
@@ -159,8 +158,7 @@ class Http2Connection(WiredConnection):
 
     async def serve(self) -> None:
         """Read until the client ends it, breaks a rule, or is idle for too long."""
-        async with open_nursery() as nursery:
-            self.output.nursery = nursery
+        async with self.output.open_nursery() as nursery:
             nursery.start_soon(self._write)
             nursery.start_soon(self._stalls.run)
             self._h2.initiate_connection()

@@ -25,6 +25,10 @@ PUSHED_ITEMS_MAX: Final = 64
 """A sink is asked for room this often: what it makes of items may be many times longer than they are."""
 
 
+def _tell_nobody(count: int = 0) -> None:
+    """What a channel calls that has been detached."""
+
+
 class Channel:
     """Items, then exactly one terminal: the end of iteration, or one error.
 
@@ -165,6 +169,10 @@ class Channel:
     def ended(self) -> None:
         """The stream has ended: after the queued items its consumer gets the terminal."""
         self._consumer.wake()
+
+    def detach(self) -> None:
+        """Whoever reads for it is done: nobody is given credit any more, and there is nothing to kill."""
+        self._give = self._drop = _tell_nobody
 
     def fail(self, error: TrinamoError) -> None:
         """After the queued items raise `error`; does nothing if the stream has ended."""

@@ -96,7 +96,7 @@ class LinkLane:
     def __init__(self, link: Link, stream: int, window_bytes: int) -> None:
         self.stream = stream
         self.driver: Driver | None = None
-        """What the link tells of what comes."""
+        """What the link tells of what comes, as long as it is open."""
         self.is_open = True
         """Until nothing more is sent."""
         self._link = link
@@ -201,12 +201,13 @@ class LinkLane:
 
     def _tell(self, listener: Callable[[], None]) -> None:
         """A source's mistake must end its own stream, not the link."""
+        driver = self.driver
+        assert driver is not None
         try:
             listener()
         except Exception:  # noqa: BLE001 -- whatever it is, it is this stream's alone
             _log.exception("the source of a stream failed")
-            assert self.driver is not None
-            self.driver.lost("its source failed")
+            driver.lost("its source failed")
 
     def _pause(self) -> None:
         self._is_full = True
@@ -255,6 +256,7 @@ class LinkLane:
     def _close(self) -> None:
         if self.is_open:
             self.is_open = False
+            self.driver = self._listener = None
             self._room.notify()
             self._link.forget(self.stream)
 
@@ -427,7 +429,9 @@ class Link:
         """Its streams are lost with it, each by itself."""
         for lane in tuple(self.lanes.values()):
             driver = lane.driver
-            assert driver is not None
+            if driver is None:
+                # It was closed by what one before it said to its request.
+                continue
             if fault is not None:
                 driver.broken(fault)
             else:

@@ -152,6 +152,7 @@ class InputReceiver(Driver):
             self._machine.send(Closed())
             lane.say(Closed())
             lane.hang_up()
+        self.channel.detach()
 
     def __aiter__(self) -> Self:
         return self

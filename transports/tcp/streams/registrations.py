@@ -121,6 +121,7 @@ class ResponseRegistration(OpenSubject):
         # Ended on this side only, such as by an instance that left discovery, the worker still works.
         if ended is None or ended.end is End.GIVEN_UP:
             self._kill()
+        self.channel.detach()
 
     # --- what our side decides ---
 
