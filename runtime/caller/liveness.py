@@ -18,7 +18,7 @@ import trio
 from ..context import Context
 from ..env import Env, draw_id
 from ..errors import TrinamoError
-from ..nurseries import open_nursery
+from ..nurseries import forget_frames, open_nursery
 from ..planes import RequestPlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import Presence, Sign
@@ -126,6 +126,7 @@ class Monitor:
                 backoff_s = _BACKOFF_MAX_S
             if is_taken or plane.transport in record.connected_once:
                 self._instances.disconnected(record, why)
+            forget_frames(why)
             await trio.sleep(backoff_s * self._env.rng.uniform(0.5, 1.5))
 
     async def _probe(self, record: InstanceRecord, scope: trio.CancelScope) -> None:

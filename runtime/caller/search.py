@@ -24,6 +24,7 @@ from ..errors import (
     TrinamoError,
     UnavailableError,
 )
+from ..nurseries import forget_frames
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.names import RoutingHint
 from .router import Router
@@ -123,6 +124,7 @@ class Search:
     def fail(self, instance: Instance, error: TrinamoError) -> None:
         """An attempt ended with `error`, one of `ELSEWHERE`; raises it if it was the last one."""
         self._router.fail(instance, error, self._context)
+        forget_frames(error)
         if not isinstance(self._error, OverloadedError):
             self._error = error
         if isinstance(error, _LOST):

@@ -61,8 +61,8 @@ class Output:
         """A write failed, or was not taken in time; or `drop` was called."""
 
     @asynccontextmanager
-    async def open_nursery(self) -> AsyncIterator[trio.Nursery]:
-        """The connection's, which flushes, too. Behind it nobody hears of a break any more."""
+    async def open(self) -> AsyncIterator[trio.Nursery]:
+        """The nursery of the connection, which flushes, too. Behind it nobody hears of a break any more."""
         try:
             async with open_nursery() as self.nursery:
                 yield self.nursery

@@ -75,7 +75,7 @@ class Http1Connection(WiredConnection):
 
     async def serve(self) -> None:
         """Answer what comes until one side ends it. The caller closes the socket."""
-        async with self.output.open_nursery() as nursery:
+        async with self.output.open() as nursery:
             self._set_deadline(self._config.keep_alive_s)
             await self._read()
             while self._exchange is not None:

@@ -158,7 +158,7 @@ class Http2Connection(WiredConnection):
 
     async def serve(self) -> None:
         """Read until the client ends it, breaks a rule, or is idle for too long."""
-        async with self.output.open_nursery() as nursery:
+        async with self.output.open() as nursery:
             nursery.start_soon(self._write)
             nursery.start_soon(self._stalls.run)
             self._h2.initiate_connection()

@@ -318,7 +318,9 @@ class WorkerLink:
 
     def _end(self, error: TrinamoError) -> None:
         self._plane.forget(self)
-        self._error = error if isinstance(error, ConnectError) else ConnectError(error.message)
+        self._error = (
+            _copy(error) if isinstance(error, ConnectError) else ConnectError(error.message)
+        )
         self._connected.set()
         self.ended.set()
         waiting, self._waiting = self._waiting, {}

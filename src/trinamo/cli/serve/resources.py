@@ -24,6 +24,8 @@ DESCRIPTORS_MAX: Final = 1 << 20
 """Enough, where the hard limit is none: some libraries visit every number below it."""
 OBJECTS_MAX: Final = 20_000
 """So many new objects may be alive before cycles among them are looked for: some megabytes."""
+LOOKS_MAX: Final = 2
+"""After so many looks more, what was in use at one is looked at again; and after so many of these, all of it."""
 MAPPED_BYTES_MIN: Final = 256 << 10
 LOOKUPS_MAX: Final = 16
 TRIM_INTERVAL_S: Final = 60.0
@@ -81,7 +83,9 @@ def settle_memory(*, maps_bodies: bool) -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(OBJECTS_MAX, 10, 10)
+    # Once more, for a full look waits until a quarter of what was there at the last one is new.
+    gc.collect()
+    gc.set_threshold(OBJECTS_MAX, LOOKS_MAX, LOOKS_MAX)
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         if maps_bodies:
