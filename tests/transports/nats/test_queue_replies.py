@@ -38,6 +38,7 @@ REPLIES: dict[str, dict[str, Any]] = {
     ".lease.": {"stream": "s", "seq": 4},
     ".dead.": {"stream": "s", "seq": 5},
 }
+INBOX = "i.x"
 WRONG: Mapping[str, Callable[[Any], Any]] = {
     "missing": lambda _: None,
     "object": lambda _: {"a": 1},
@@ -122,6 +123,9 @@ class Liar:
             job = Message("trinamo.queue.q.job.one", b"p", ACK, {})
             with suppress(trio.WouldBlock):
                 self._out.send_nowait(job)
+        elif subject.startswith(INBOX) and self._out is not None:
+            with suppress(trio.WouldBlock):
+                self._out.send_nowait(Message(subject, payload, "", {}))
         else:
             self.returned.append(subject)
 
@@ -141,7 +145,7 @@ async def opened(liar: Liar) -> AsyncIterator[NatsWorkQueue]:
         "q",
         limits=QueueLimits(),
         replicas=1,
-        inbox="i.x",
+        inbox=INBOX,
         env=RealEnv(),
         sealer=Sealer([], random.Random(1)),
     ) as queue:

@@ -4,6 +4,10 @@ A pull asks the server for one message and expires there after two seconds at mo
 in flight when the server restarted is lost, and whoever waits for it asks again. Deliveries carry
 no sign of the pull they answer, and any waiting task will do, so the first gets it. One that finds
 nobody waiting is given back at once.
+
+Nor do they say when they were handed out, and the lease counts from there: this process may have been stopped
+since, or the connection. So a mark goes out before a pull, to the subject that deliveries come by: what comes behind it
+was handed out after it was sent.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import attrs
@@ -27,6 +32,12 @@ from .records import JobDelivery, StreamNames, parse_delivery
 logger = logging.getLogger("trinamo.nats")
 
 PULL_S: Final = 2.0
+_PULLS_PER_LEASE: Final = 4
+_MARKS_PER_LEASE: Final = 8
+"""At least: one has come back since less than half a lease, unless this process or its connection stood still."""
+_MARK: Final = "mark"
+_MARKS_MAX: Final = 16
+"""Under way: those that the broker lost stay."""
 GRACE_S: Final = 0.5
 """How long after its end at the server a pull is waited for."""
 AWAY_POLL_S: Final = 0.1
@@ -40,6 +51,8 @@ class _Waiter:
 
     wake: trio.Event = attrs.field(factory=trio.Event)
     delivery: JobDelivery | None = None
+    since: float = -inf
+    """The delivery was handed out no sooner, on trio's clock."""
     pull: str = ""
     is_refused: bool = False
 
@@ -52,15 +65,25 @@ class Fetcher:
         plane: QueuePlane,
         names: StreamNames,
         inbox: str,
-        give_back: Callable[[JobDelivery], None],
+        give_back: Callable[[JobDelivery, float], None],
+        *,
+        lease_s: float,
     ) -> None:
         self._plane = plane
+        self._pull_s = min(PULL_S, lease_s / _PULLS_PER_LEASE)
+        self._mark_s = lease_s / _MARKS_PER_LEASE
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"
         self._inbox = inbox
         self._give_back = give_back
         self._numbers = itertools.count()
         self._waiters: deque[_Waiter] = deque()
         self._by_pull: dict[str, _Waiter] = {}
+        self._mark_subject = f"{inbox}.{_MARK}"
+        self._marks: dict[bytes, float] = {}
+        """Those that are under way, and when they were sent."""
+        self._marked_at = -inf
+        self._since = -inf
+        """When the last one that came back was sent."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with self._plane.subscribe(f"{self._inbox}.*", pending_max=PENDING_MAX) as messages:
@@ -68,8 +91,8 @@ class Fetcher:
             async for message in messages:
                 self._on_message(message)
 
-    async def fetch(self, *, give_up_at: float) -> JobDelivery | None:
-        """The next delivery; None if there was none by `give_up_at` on trio's clock.
+    async def fetch(self, *, give_up_at: float) -> tuple[JobDelivery, float] | None:
+        """The next delivery, and since when its lease may be running; None if there was none by `give_up_at` on trio's clock.
 
         Asks the server at least once. Cancelled, it gives back what it was just given.
         """
@@ -89,10 +112,10 @@ class Fetcher:
                     await waiter.wake.wait()
                 if waiter.is_refused:
                     await trio.sleep(AWAY_POLL_S)
-            return waiter.delivery
+            return waiter.delivery, waiter.since
         except trio.Cancelled:
             if waiter.delivery is not None:
-                self._hand_on(waiter.delivery)
+                self._hand_on(waiter.delivery, waiter.since)
             raise
         finally:
             self._by_pull.pop(waiter.pull, None)
@@ -109,14 +132,29 @@ class Fetcher:
         if left_s <= 0:
             query: dict[str, object] = {"batch": 1, "no_wait": True}
         else:
-            query = {"batch": 1, "expires": int(min(left_s, PULL_S) * _NS)}
+            query = {"batch": 1, "expires": int(min(left_s, self._pull_s) * _NS)}
         try:
+            await self._mark()
             await self._plane.publish(self._subject, json.dumps(query).encode(), reply=waiter.pull)
         except OverloadedError:
             return AWAY_POLL_S
-        return (PULL_S if left_s > 0 else 0.0) + GRACE_S
+        return (self._pull_s if left_s > 0 else 0.0) + GRACE_S
+
+    async def _mark(self) -> None:
+        """Send one, unless one has been sent just now."""
+        now = trio.current_time()
+        if now - self._marked_at < self._mark_s:
+            return
+        while len(self._marks) >= _MARKS_MAX:
+            del self._marks[next(iter(self._marks))]
+        self._marked_at, mark = now, b"%x" % next(self._numbers)
+        self._marks[mark] = now
+        await self._plane.publish(self._mark_subject, mark)
 
     def _on_message(self, message: Message) -> None:
+        if message.subject == self._mark_subject:
+            self._since = max(self._since, self._marks.pop(message.payload, -inf))
+            return
         waiter = self._by_pull.pop(message.subject, None)
         if waiter is not None:
             # Its pull has ended without a message: ask again. Unless it was neither empty nor late,
@@ -132,13 +170,13 @@ class Fetcher:
             if "Status" not in message.headers:
                 logger.warning("a message that is no delivery was dropped: %s", error)
             return
-        self._hand_on(delivery)
+        self._hand_on(delivery, self._since)
 
-    def _hand_on(self, delivery: JobDelivery) -> None:
+    def _hand_on(self, delivery: JobDelivery, since: float) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if waiter.delivery is None:
-                waiter.delivery = delivery
+                waiter.delivery, waiter.since = delivery, since
                 waiter.wake.set()
                 return
-        self._give_back(delivery)
+        self._give_back(delivery, since)

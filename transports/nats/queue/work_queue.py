@@ -132,7 +132,8 @@ class NatsWorkQueue:
         self.limits = limits
         self._jobs = jobs
         self._token_prefix = inbox.rpartition(".")[2]
-        self._fetcher = Fetcher(plane, names, inbox, self._give_back)
+        lease_s = limits.visibility_timeout_s
+        self._fetcher = Fetcher(plane, names, inbox, self._give_back, lease_s=lease_s)
         self._leases = Leases(stream, names, jobs)
         self._wall = wall
         """Seconds since the epoch, compared with the server's time stamps."""
@@ -202,14 +203,18 @@ class NatsWorkQueue:
         now = trio.current_time()
         self._held = {token: held for token, held in self._held.items() if held.until > now}
         while True:
-            delivery = await self._fetcher.fetch(give_up_at=give_up_at)
-            if delivery is None:
+            fetched = await self._fetcher.fetch(give_up_at=give_up_at)
+            if fetched is None:
                 return None
-            until = trio.current_time() + self.limits.visibility_timeout_s
+            delivery, since = fetched
+            if not self._is_in_time(since):
+                text = "queue %s: a delivery of job %s is too old to be taken, and will come again"
+                logger.warning(text, self.name, delivery.job_id)
+                continue
             try:
-                job = await self._claim(delivery, until)
+                job = await self._claim(delivery, since)
             except trio.Cancelled:
-                self._give_back(delivery)
+                self._give_back(delivery, since)
                 raise
             except _LOST as error:
                 # It expires and is delivered again, to whoever asks then.
@@ -220,8 +225,16 @@ class NatsWorkQueue:
             if job is not None:
                 return job
 
-    async def _claim(self, delivery: JobDelivery, until: float) -> LeasedJob | None:
+    def _is_in_time(self, since: float) -> bool:
+        """Whether the lease of a delivery handed out at `since` lasts long enough to be taken and extended.
+
+        One that was not is said nothing about: the job is delivered again, or has been.
+        """
+        return trio.current_time() - since < self.limits.visibility_timeout_s / 2
+
+    async def _claim(self, delivery: JobDelivery, since: float) -> LeasedJob | None:
         """Make a delivery a lease; None if it turned out to be none, and was dealt with."""
+        until = since + self.limits.visibility_timeout_s
         record: Record | None = None
         revision = 0
         payload: bytes | None = None
@@ -251,7 +264,8 @@ class NatsWorkQueue:
                     leased = self._record(delivery, "leased", attempt)
                     written = await self._write(delivery, leased, revision, until)
                     if written and payload is not None and trio.current_time() < until:
-                        self._held[leased.token] = HeldJob(delivery, leased, written, until)
+                        expired_at = trio.current_time() + self.limits.visibility_timeout_s
+                        self._held[leased.token] = HeldJob(delivery, leased, written, expired_at)
                         queued_s = max(0.0, self._wall() - delivery.put_ns / _NS)
                         about = (attempt, leased.token, queued_s, delivery.origin)
                         return LeasedJob(delivery.job_id, payload, *about)
@@ -356,8 +370,11 @@ class NatsWorkQueue:
         except (JetStreamError, *_LOST) as error:
             logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
 
-    def _give_back(self, delivery: JobDelivery) -> None:
+    def _give_back(self, delivery: JobDelivery, since: float) -> None:
         """A delivery that nobody wants any more. Its record knows of no attempt."""
+        if not self._is_in_time(since):
+            # It may be somebody else's by now, and this would take it from him.
+            return
 
         async def give_back() -> None:
             try:
