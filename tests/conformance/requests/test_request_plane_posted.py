@@ -153,6 +153,30 @@ async def test_a_worker_that_ends_before_it_answers_is_disconnected() -> None:
         assert plane.connection_count == 0
 
 
+async def test_a_link_that_says_its_last_word_takes_no_request() -> None:
+    """It waits for a worker that broke the protocol to hang up; who is asked meanwhile is dialled anew."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    broken, whole = Taken(), Taken()
+    async with (
+        listener,
+        open_request_plane(options(), RealEnv()) as plane,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(posted_to_a_mute, plane, address, broken)
+        worker = await accept_member(listener)
+        await worker.stream.receive_some()
+        await worker.stream.send_all(b"\xff" * 64)
+        await eventually(lambda: plane.post(address, stream("r2"), b"", whole) is None)
+        assert not broken.all, "it is still there"
+        nursery.start_soon(posted_to_a_mute, plane, address, whole)
+        other = await accept_member(listener)
+        assert await other.stream.receive_some()
+        for each in (worker, other):
+            await each.stream.aclose()
+        await eventually(lambda: broken.all and whole.all)
+
+
 async def test_a_probe_that_is_waited_for_no_more_leaves_the_connection_as_it_is() -> None:
     """Whoever probes bounds the wait; then a late answer is for nobody."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -219,8 +219,9 @@ class WorkerLink:
 
     @property
     def is_spent(self) -> bool:
-        """Whether there are no more numbers for streams on the link, which stays for those it has."""
-        return self.link is not None and self.link.ids.newest > _STREAMS_MAX
+        """Whether nothing new goes by the link, which stays for the streams it has, or for its last word."""
+        link = self.link
+        return link is not None and (link.is_closed or link.ids.newest > _STREAMS_MAX)
 
     @property
     def is_idle(self) -> bool:
