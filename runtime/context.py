@@ -210,8 +210,7 @@ class Context:
             self._children.pop(child, None)
 
     def close(self) -> None:
-        """The request is over: nobody is told of it any more, nor its parent. Idempotent."""
-        self._listeners.clear()
+        """The request is over: unlink from the parent. Idempotent."""
         if self._parent is not None:
             self._parent.unlink(self)
             self._parent = None

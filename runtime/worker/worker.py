@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -76,6 +77,8 @@ class Worker:
         self._traces = traces or Traces(env.clock, 0)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
+        self._limits: dict[str, Callable[[State], None]] = {}
+        """What each of them is listened to by: the two would keep each other alive."""
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -246,6 +249,7 @@ class Worker:
                 context.scope.deadline = min(context.deadline, grace_until)
 
         context.on_change(limit)
+        self._limits[envelope.id] = limit
         self._active[envelope.id] = context
         self._env.note("worker.begin", request=envelope.id)
         return context
@@ -257,7 +261,7 @@ class Worker:
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
-        context.close()
+        context.off_change(self._limits.pop(context.id))
         if context.reason is not None:
             record.cancelled(context.reason)
         record.end()

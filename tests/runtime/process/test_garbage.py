@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -33,6 +33,15 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "of no model": ("completions", {"prompt": "one", "model": "other"}),
     "of no path": ("nothing", {}),
 }
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """What other tests have left in this process takes long to look through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def left_behind() -> Counter[str]:
