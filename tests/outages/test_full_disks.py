@@ -141,13 +141,14 @@ async def test_a_full_disk_of_nats_costs_remote_prefill_and_no_answer(tmp_path: 
         await until(computes, "prompts are computed by the prefill worker")
         assert "take no jobs" not in await trinamo(cluster, "doctor --json", 0)
 
+        right = await alone(PROMPTS)
+
         async def takes_no_jobs() -> bool:
             # What it had deleted a moment ago is room again.
             disk.fill()
             return "work queues take no jobs: " in await trinamo(cluster, "doctor --json", 0)
 
         await until(takes_no_jobs, "the doctor says that nothing can be stored")
-        right = await alone(PROMPTS)
         assert [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)] == right
         (said,) = logged(decode.log, "takes no jobs, so prompts are computed here")
         assert "queue prefill" in said
