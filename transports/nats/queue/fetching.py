@@ -141,9 +141,10 @@ class Fetcher:
         return (self._pull_s if left_s > 0 else 0.0) + GRACE_S
 
     async def _mark(self) -> None:
-        """Send one, unless one has been sent just now."""
+        """Send one, unless one has been sent just now; sooner where none came back: a connection may have been lost with it."""
         now = trio.current_time()
-        if now - self._marked_at < self._mark_s:
+        is_lost = now - self._since >= 2 * self._mark_s
+        if now - self._marked_at < (self._mark_s / 8 if is_lost else self._mark_s):
             return
         while len(self._marks) >= _MARKS_MAX:
             del self._marks[next(iter(self._marks))]
