@@ -19,6 +19,11 @@ from tests.session.lanes import (
     pytest_ignore_collect,
     pytest_xdist_make_scheduler,
 )
+from tests.session.limits import (
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+)
 from tests.session.needs import pytest_terminal_summary
 from tests.session.reports import pytest_runtest_makereport
 
@@ -29,7 +34,10 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",
+    "pytest_runtest_call",
     "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
 ]
