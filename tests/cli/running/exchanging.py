@@ -1,10 +1,11 @@
 """A process that is streamed to and streams back, or one that asks it: `python exchanging.py serve|ask key=value …`.
 
-Prints one JSON line: that it serves, or what it has heard.
+Prints one JSON line: that it serves, or what it has heard. One that does not end says where it is, and ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import sys
@@ -15,6 +16,7 @@ import trio
 from trinamo import Context, EndpointName, load_config, open_runtime
 
 ENDPOINT = EndpointName("tests", "exchange", "words")
+LIFE_S = 120
 
 
 async def repeat(
@@ -29,6 +31,7 @@ async def repeat(
 
 async def main() -> None:
     role, *settings = sys.argv[1:]
+    faulthandler.dump_traceback_later(LIFE_S, exit=True)
     config = load_config(environ={}, overrides=dict(text.split("=", 1) for text in settings))
     async with open_runtime(config, serving=role == "serve") as runtime:
         if role == "serve":
