@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -51,7 +52,9 @@ class Forked:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        # Open for as long as anybody has this: another task may be waiting for it to be readable.
         self._pidfd = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._pidfd)
 
     def poll(self) -> int | None:
         """Its return code as of `subprocess.Popen`; None while it runs."""
@@ -59,7 +62,6 @@ class Forked:
             code, cpu_s = ask(_server(), {"ended": self.pid}).split()
             self.returncode = int(code)
             _cpu_s.append(float(cpu_s))
-            os.close(self._pidfd)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
