@@ -236,7 +236,12 @@ class GrpcStream:
 
 
 def status_of(error: Any) -> StatusError:
-    """The same of a gRPC error."""
+    """The same of a gRPC error, which lets go of the frames that it was raised in.
+
+    It is the call itself, which these hold: together they would wait for Python's collector. In a process that ends
+    that is its very last step, and there the call's end takes a lock that gRPC's thread may have died with.
+    """
+    error.__traceback__ = None
     return StatusError(error.code().name, str(error.details() or error.code().name))
 
 

@@ -1,15 +1,22 @@
-"""The way back from gRPC's threads: whoever waits is woken, however the completions fall."""
+"""The way back from gRPC's threads: whoever waits is woken, however the completions fall, and nothing is left."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import gc
+import socket
 import threading
+from contextlib import suppress
 
 import attrs
+import grpc
 import trio
 import trio.testing
 
-from trinamo.transports.etcd.bridge import GrpcChannel
+from trinamo.runtime.config.planes import TlsConfig
+from trinamo.transports.etcd import wire_pb2 as wire
+from trinamo.transports.etcd.bridge import GrpcChannel, open_channel
+from trinamo.transports.etcd.rpc import StatusError, StreamLostError
 
 CALLS = 400
 THREADS = 4
@@ -105,3 +112,27 @@ async def test_a_completion_that_crosses_a_cancel_wakes_nobody() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
     assert scope.cancelled_caught
+
+
+async def test_calls_that_failed_go_with_their_last_reference() -> None:
+    """At the end of a process the collector would wait for ever for a lock of a thread that is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        host, port = nobody.getsockname()
+    made = open_channel(f"{host}:{port}", TlsConfig(), uses_tls=False, server_name=None)
+    gc.collect()
+    gc.disable()
+    try:
+        channel = GrpcChannel(made)
+        with suppress(StatusError):
+            await channel.call("Range", wire.RangeRequest(), timeout_s=5, metadata=())
+        async with channel.open_stream("Watch", metadata=()) as refused:
+            with suppress(StreamLostError):
+                await refused.receive()
+        async with channel.open_stream("Watch", metadata=()):
+            pass
+        channel.close()
+        del refused
+        left = [each for each in gc.get_objects() if isinstance(each, grpc.RpcError)]
+    finally:
+        gc.enable()
+    assert left == []
