@@ -104,6 +104,12 @@ def _source(path: Path, base: Path, package: str) -> Source:
     return Source(path, module, is_package, tree_of(path))
 
 
+def forget() -> None:
+    """Let go of all that was parsed."""
+    for each in (tree_of, nodes_of, sources):
+        each.cache_clear()
+
+
 def front_door() -> Source:
     """What is public: the stub of the import name."""
     path = ROOT / "src" / "trinamo" / "__init__.pyi"
