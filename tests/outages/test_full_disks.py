@@ -141,15 +141,22 @@ async def test_a_full_disk_of_nats_costs_remote_prefill_and_no_answer(tmp_path: 
         await until(computes, "prompts are computed by the prefill worker")
         assert "take no jobs" not in await trinamo(cluster, "doctor --json", 0)
 
-        right = await alone(PROMPTS)
-
         async def takes_no_jobs() -> bool:
             # What it had deleted a moment ago is room again.
             disk.fill()
             return "work queues take no jobs: " in await trinamo(cluster, "doctor --json", 0)
 
         await until(takes_no_jobs, "the doctor says that nothing can be stored")
-        assert [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)] == right
+
+        async def is_told() -> bool:
+            # The doctor's own stream was deleted a moment ago, and is room.
+            disk.fill()
+            texts = [f"{next(numbers)} {text}" for text in PROMPTS]
+            right = await alone(texts)
+            assert [await answer(cluster, text, seed) for seed, text in enumerate(texts)] == right
+            return bool(logged(decode.log, "takes no jobs, so prompts are computed here"))
+
+        await until(is_told, "the decode worker says that no jobs are taken", timeout_s=60)
         (said,) = logged(decode.log, "takes no jobs, so prompts are computed here")
         assert "queue prefill" in said
         failed = await metric(

@@ -166,8 +166,10 @@ async def test_a_link_that_says_its_last_word_takes_no_request() -> None:
         nursery.start_soon(posted_to_a_mute, plane, address, broken)
         worker = await accept_member(listener)
         await worker.stream.receive_some()
+        link = plane._workers[address]
         await worker.stream.send_all(b"\xff" * 64)
-        await eventually(lambda: plane.post(address, stream("r2"), b"", whole) is None)
+        await eventually(lambda: not link.has_room)
+        assert plane.post(address, stream("r2"), b"", whole) is None
         assert not broken.all, "it is still there"
         nursery.start_soon(posted_to_a_mute, plane, address, whole)
         other = await accept_member(listener)
