@@ -117,7 +117,7 @@ class Search:
             return self._pick()
         except UnavailableError as nobody:
             if self._patience is not None and self._named is None and self._may_wait:
-                return await self._wait(nobody)
+                return await self._wait(nobody.message)
             # The reason of the last attempt says more than "nobody is left".
             raise self._error or nobody from None
 
@@ -174,7 +174,7 @@ class Search:
         tried.append(instance.id)
         return instance
 
-    async def _wait(self, nobody: UnavailableError) -> Instance:
+    async def _wait(self, nobody: str) -> Instance:
         router, context, failed = self._router, self._context, self._error
         # Of the whole search: whom each that comes sends away does not wait for ever.
         self._until = self._until or trio.current_time() + router.wait_s
@@ -187,11 +187,11 @@ class Search:
                 try:
                     return self._pick()
                 except UnavailableError as error:
-                    nobody = error
+                    nobody = error.message
             if isinstance(failed, OverloadedError):
                 raise failed
             why = "" if failed is None else f"; before that: {failed.message}"
             raise UnavailableError(
-                f"{nobody.message}, and none came in {router.wait_s:g} s{why}",
+                f"{nobody}, and none came in {router.wait_s:g} s{why}",
                 definite=failed is None or failed.definite,
             ) from failed

@@ -36,6 +36,7 @@ from trinamo.runtime.asyncio_loop import Tasks, open_loop
 from trinamo.runtime.config.planes import NatsConfig, TlsConfig
 from trinamo.runtime.errors import ConfigError, ConnectError, TrinamoError
 from trinamo.runtime.logs.notices import LogNotices
+from trinamo.runtime.nurseries import forget_frames
 from trinamo.runtime.planes import Message
 
 from .outbox import WITHOUT_JETSTREAM, Interest, Outbox
@@ -393,6 +394,9 @@ class Island:
         except ImportError as missing:
             return ConfigError(f"{missing.name} is not installed; pip install 'nats-py[nkeys]'")
         except CONNECTION_ERRORS as error:
+            forget_frames(
+                error
+            )  # They hold the client, which holds it: all attempts of an outage would stay.
             return self._connect_error(str(error))
         finally:
             closing.cancel()
@@ -568,6 +572,7 @@ class Island:
 
     async def _on_error(self, error: Exception) -> None:
         # Our own callbacks catch what is a bug of ours, so this is the network's or a peer's doing.
+        forget_frames(error)
         self.last_error = str(error) or type(error).__name__
         if self.is_connected and not self.is_closing:
             self._notices.warn("error", self.last_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import trio
@@ -10,9 +11,11 @@ import trio.testing
 
 from tests.conformance.requests.service import ack_of, probe, result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
+from tests.garbage import uncollected
 from tests.transports.tcp.ends import accept_member, eventually, options
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (
+    ConnectError,
     DisconnectedError,
     EngineError,
     ImpostorError,
@@ -151,6 +154,18 @@ async def test_a_worker_that_ends_before_it_answers_is_disconnected() -> None:
         error, _ = taken.only
         assert isinstance(error, DisconnectedError)
         assert plane.connection_count == 0
+
+
+async def test_a_link_that_was_never_made_is_not_left_to_the_collector() -> None:
+    """Those to a worker that died are dialled again and again."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    await listener.aclose()
+    with uncollected() as left:
+        async with open_request_plane(options(), RealEnv()) as plane:
+            with suppress(ConnectError):
+                await plane.hold(address, lambda: None)
+        assert left(ConnectError) == []
 
 
 async def test_a_link_that_says_its_last_word_takes_no_request() -> None:

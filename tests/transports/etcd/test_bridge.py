@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import socket
 import threading
 from contextlib import suppress
@@ -13,6 +12,7 @@ import grpc
 import trio
 import trio.testing
 
+from tests.garbage import uncollected
 from trinamo.runtime.config.planes import TlsConfig
 from trinamo.transports.etcd import wire_pb2 as wire
 from trinamo.transports.etcd.bridge import GrpcChannel, open_channel
@@ -119,9 +119,7 @@ async def test_calls_that_failed_go_with_their_last_reference() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         host, port = nobody.getsockname()
     made = open_channel(f"{host}:{port}", TlsConfig(), uses_tls=False, server_name=None)
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected() as left:
         channel = GrpcChannel(made)
         with suppress(StatusError):
             await channel.call("Range", wire.RangeRequest(), timeout_s=5, metadata=())
@@ -132,7 +130,4 @@ async def test_calls_that_failed_go_with_their_last_reference() -> None:
             pass
         channel.close()
         del refused
-        left = [each for each in gc.get_objects() if isinstance(each, grpc.RpcError)]
-    finally:
-        gc.enable()
-    assert left == []
+        assert left(grpc.RpcError) == []

@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import trio
 from nats.aio.client import Client
 
 from tests.certificates import Authority
+from tests.garbage import uncollected
 from tests.transports.nats.brokers import (
     private_server,
     wait_away,
@@ -268,6 +270,17 @@ async def test_closing_leaves_no_task_no_thread_and_no_socket(url: str) -> None:
     gc.collect()
     # Threads that were idle before may have ended meanwhile.
     assert all(now <= then for now, then in zip(count(), before, strict=True)), before
+
+
+async def test_attempts_that_fail_leave_no_frames_to_the_collector() -> None:
+    """An outage is thousands of them. nats-py's client and its parser are left, as they hold each other."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with uncollected() as left:
+        with suppress(ConnectError):
+            async with open_nats([f"nats://127.0.0.1:{port}"], NatsConfig(start_timeout_s=0.3)):
+                raise AssertionError
+        assert left(OSError) == []
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.logs.fields import start_nameless
-from trinamo.runtime.nurseries import open_nursery
+from trinamo.runtime.nurseries import forget_frames, open_nursery
 from trinamo.runtime.planes import TakeAnswer
 from trinamo.runtime.protocol.streams.control import Refused
 from trinamo.runtime.protocol.streams.link_frames import MESSAGES_FROM, Opening, encode_event
@@ -313,6 +313,7 @@ class WorkerLink:
             await (link.run() if home is None else home.serve(link))
             error = link.fault or error
         except ConnectError as failed:
+            forget_frames(failed)  # This one is among them, and holds it.
             error = failed
         finally:
             self._end(error)
