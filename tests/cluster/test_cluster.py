@@ -105,7 +105,7 @@ async def test_a_killed_worker_ends_streams_that_may_not_migrate_and_gets_nothin
         started = trio.Event()
 
         async def stream() -> None:
-            body = chat("a long story", stream=True, max_tokens=600, temperature=0)
+            body = chat("a long story", stream=True, max_tokens=6000, temperature=0)
             async with cluster.client.stream(
                 "POST", f"{cluster.url}/v1/chat/completions", json=body
             ) as response:
