@@ -42,6 +42,8 @@ def test_is_not_to_blame() -> None:
 
 
 HANGS = """
+import contextlib
+
 import trio
 
 
@@ -53,10 +55,8 @@ async def test_hangs() -> None:
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.shield = True
         nursery.start_soon(waits_for_nobody)
-        try:
+        with contextlib.suppress(Exception):
             await trio.sleep_forever()
-        except Exception:
-            pass
 
 
 def test_is_played_all_the_same() -> None: ...
@@ -80,7 +80,7 @@ def test_one_that_hangs_fails_by_its_name_and_says_who_waits(tmp_path: Path) -> 
     )
     assert "1 failed, 1 passed" in said
     assert "test_hangs runs for 1 s" in said
-    assert f"waits_for_nobody: {tmp_path}/test_planned.py:6" in said
+    assert f"waits_for_nobody: {tmp_path}/test_planned.py:8" in said
 
 
 def play(folder: Path, tests: str, hooks: str) -> str:

@@ -17,7 +17,7 @@ from tests.session.hypothesis_profile import IS_SWARM
 from tests.sources import ROOT
 
 LIMIT_S: Final = 600
-"""For each of set-up, call and tear-down. The longest test takes a sixth of it on a busy machine."""
+"""For each of set-up, call and tear-down. The longest test takes a third of it on a busy machine."""
 
 
 class HungError(BaseException):

@@ -394,9 +394,8 @@ class Island:
         except ImportError as missing:
             return ConfigError(f"{missing.name} is not installed; pip install 'nats-py[nkeys]'")
         except CONNECTION_ERRORS as error:
-            forget_frames(
-                error
-            )  # They hold the client, which holds it: all attempts of an outage would stay.
+            # They hold the client, which holds it: all attempts of an outage would stay.
+            forget_frames(error)
             return self._connect_error(str(error))
         finally:
             closing.cancel()

@@ -16,7 +16,7 @@ import trio
 from trinamo import Context, EndpointName, load_config, open_runtime
 
 ENDPOINT = EndpointName("tests", "exchange", "words")
-LIFE_S = 120
+LIFE_S = 300
 
 
 async def repeat(

@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.garbage import uncollected
 from tests.runtime.small_cluster import MODEL, SmallCluster, open_small_cluster
 
 TIMES = 4
@@ -38,10 +39,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
     """What other tests have left in this process takes long to look through."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with uncollected():
+        yield
 
 
 def left_behind() -> Counter[str]:
@@ -63,16 +62,12 @@ def left_behind() -> Counter[str]:
 @asynccontextmanager
 async def no_garbage(cluster: SmallCluster, what: str) -> AsyncIterator[None]:
     gc.collect()
-    gc.disable()
-    try:
-        yield
-        with trio.fail_after(10):
-            while cluster.transports.open_streams or cluster.service.admission.in_flight:
-                await trio.sleep(0.005)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        assert not left_behind(), f"a request leaves cycles behind: {what}"
-    finally:
-        gc.enable()
+    yield
+    with trio.fail_after(10):
+        while cluster.transports.open_streams or cluster.service.admission.in_flight:
+            await trio.sleep(0.005)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert not left_behind(), f"a request leaves cycles behind: {what}"
 
 
 async def repeated(cluster: SmallCluster, what: str, ask: Callable[[], Awaitable[object]]) -> None:
