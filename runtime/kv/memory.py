@@ -11,7 +11,9 @@ Who owns which block is `pool.py`'s business; what a transfer needs to know is i
 from __future__ import annotations
 
 import enum
+import mmap
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import attrs
@@ -136,15 +138,23 @@ class KvMemory(RegionSet):
         """`[layer, K/V, block, slot, head, channel]` whatever the layout; writes go through."""
 
 
+def _zeros(axes: tuple[int, ...], dtype: str) -> Array:
+    """An array of zeros in pages of its own: `calloc` takes and wipes used ones once some were freed."""
+    # There are no maps of nothing; the set of regions refuses a count of 0.
+    length = max(prod(axes) * np.dtype(dtype).itemsize, 1)
+    pages = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.ndarray(axes, dtype, pages)
+
+
 def _allocate(shape: KvShape, block_count: int, layout: KvLayout) -> tuple[Sequence[Array], Array]:
     layers, tail = shape.layers, (shape.block_tokens, shape.heads, shape.channels)
     if layout is KvLayout.BLOCK_FIRST:
-        whole = np.zeros((block_count, layers, 2, *tail), shape.dtype)
+        whole = _zeros((block_count, layers, 2, *tail), shape.dtype)
         return [whole], whole.transpose(1, 2, 0, 3, 4, 5)
     if layout is KvLayout.LAYER_FIRST:
-        whole = np.zeros((layers, 2, block_count, *tail), shape.dtype)
+        whole = _zeros((layers, 2, block_count, *tail), shape.dtype)
         return [whole], whole
     # A block that is nobody's lies between two layers, as an allocator would leave a gap: the end
     # of one buffer is not the begin of the next.
-    whole = np.zeros((layers, block_count + 1, 2, *tail), shape.dtype)[:, :block_count]
+    whole = _zeros((layers, block_count + 1, 2, *tail), shape.dtype)[:, :block_count]
     return list(whole), whole.transpose(0, 2, 1, 3, 4, 5)

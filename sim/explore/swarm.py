@@ -206,8 +206,8 @@ def play_seeds(scenario: Scenario, seeds: list[int]) -> list[Run]:
             result = attrs.evolve(result, finding=Finding(NONDETERMINISM, 0.0, text))
         # The seed says all about a run that passed, and there are many.
         results.append(result if result.finding else attrs.evolve(result, values=[]))
-        # A cluster leaves up to 400 MB of memory of engines in cycles. When the collector was turned
-        # on again they were still held, so it takes them for older than they are.
+        # A run leaves some MB in cycles. When the collector was turned on again they were still held,
+        # so it takes them for older than they are.
         del choices
         gc.collect(1)
     return results

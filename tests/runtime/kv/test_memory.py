@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import numpy as np
 import pytest
 
 from tests.runtime.kv.ranges import buffers, ranges_of
+from tests.soak.processes import rss_bytes
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.kv.memory import KvLayout, KvMemory, KvShape, fingerprint
 from trinamo.runtime.kv.regions import RegionSet
@@ -20,6 +22,21 @@ PLANE_BYTES = 5 * 2 * 4 * 2
 def read(memory: KvMemory, block_ids: list[int]) -> bytes:
     """What a transfer reads of these blocks."""
     return b"".join(ranges_of(memory, block_ids))
+
+
+def test_untouched_blocks_cost_no_memory_though_others_were_freed_before() -> None:
+    """An allocator gives again what was freed once a larger piece was, and wipes each byte of it."""
+    pool_bytes = 16 << 20
+    blocks = pool_bytes // SHAPE.block_bytes
+    KvMemory(SHAPE, blocks * 3 // 2)  # freed at once
+    before = rss_bytes(os.getpid())
+    used = [KvMemory(SHAPE, blocks) for _ in range(8)]
+    for pool in used:
+        pool.view[:] = 1
+    del pool, used[:7]
+    unused = [KvMemory(SHAPE, blocks) for _ in range(7)]
+    assert rss_bytes(os.getpid()) - before < 2 * pool_bytes
+    assert not any(each.view[0, 0, 0].any() for each in unused)
 
 
 def test_a_block_is_one_range_when_blocks_come_first() -> None:
