@@ -15,6 +15,7 @@ from tests.servers import SessionEtcd, SessionNats, session_etcd, session_nats
 from tests.session import cpu, hypothesis_profile, lanes
 from tests.session.cpu import pytest_addoption
 from tests.session.lanes import (
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_ignore_collect,
     pytest_xdist_make_scheduler,
@@ -31,6 +32,7 @@ __all__ = [
     "etcd_server",
     "nats_server",
     "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",

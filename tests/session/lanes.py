@@ -10,6 +10,7 @@ gaps that the deal leaves: a file of properties, or one simulated scenario, at a
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -183,3 +184,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     hand = getattr(config, "workerinput", {}).get(LANE, ())
     places = {file: place for place, file in enumerate(hand)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end, so the collector of garbage need not go through it again.
+
+    It took a sixth of the processor time of the tests of HTTP.
+    """
+    gc.collect()
+    gc.freeze()
