@@ -1,4 +1,4 @@
-"""A serving process looks for garbage seldom, but it does, and gives long bodies back."""
+"""A serving process looks for garbage seldom, but every minute, and gives long bodies back."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def test_long_bodies_of_a_frontend_leave_with_their_requests() -> None:
 HOLES = """
 import re, trio, trio.testing
 from pathlib import Path
-from trinamo.cli.serve.resources import TRIM_INTERVAL_S, memory_trimmed, settle_memory
+from trinamo.cli.serve.resources import TEND_INTERVAL_S, memory_tended, settle_memory
 
 def rss_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 
 async def main():
     settle_memory(maps_bodies=True)
-    async with memory_trimmed():
+    async with memory_tended():
         kept = [b"x" * (60_000 if number % 50 else 50_000) for number in range(2_000)]
         kept = kept[::50]
         before = rss_mb()
-        await trio.sleep(TRIM_INTERVAL_S + 1)
+        await trio.sleep(TEND_INTERVAL_S + 1)
         print(before - rss_mb())
 
 trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -82,3 +82,33 @@ def test_a_frontend_gives_the_holes_of_its_heap_back() -> None:
     command = [sys.executable, "-c", HOLES]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert int(run.stdout) >= 50
+
+
+FEW = """
+import gc, trio, trio.testing, weakref
+from trinamo.cli.serve.resources import TEND_INTERVAL_S, memory_tended, settle_memory
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+async def main():
+    settle_memory(maps_bodies=False)
+    async with memory_tended():
+        old = Cycle()
+        await trio.sleep(3 * TEND_INTERVAL_S)
+        cycles = [weakref.ref(old), *(weakref.ref(Cycle()) for _ in range(100))]
+        del old
+        assert all(cycle() is not None for cycle in cycles)
+        await trio.sleep(TEND_INTERVAL_S + 1)
+        print(sum(cycle() is not None for cycle in cycles))
+
+trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+"""
+
+
+def test_few_cycles_are_found_after_a_minute_though_one_of_them_is_old() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FEW], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "0\n"

@@ -28,7 +28,7 @@ LOOKS_MAX: Final = 2
 """After so many looks more, what was in use at one is looked at again; and after so many of these, all of it."""
 MAPPED_BYTES_MIN: Final = 256 << 10
 LOOKUPS_MAX: Final = 16
-TRIM_INTERVAL_S: Final = 60.0
+TEND_INTERVAL_S: Final = 60.0
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 
 
@@ -94,8 +94,13 @@ def settle_memory(*, maps_bodies: bool) -> None:
 
 
 @asynccontextmanager
-async def memory_trimmed() -> AsyncIterator[None]:
-    """Inside, the holes of the heap go back to the kernel every `TRIM_INTERVAL_S`.
+async def memory_tended() -> AsyncIterator[None]:
+    """Inside, what is garbage goes every `TEND_INTERVAL_S`, and the holes of the heap go back to the kernel.
+
+    Cycles come of what fails: connections that end, errors that name their frames. There are some
+    hundreds of objects a minute of them while servers and peers die, which `OBJECTS_MAX` lets pile
+    up for half an hour: a worker grew by 1.5 MB meanwhile. A look takes 0.3 ms where 10,000 objects
+    are alive that the start did not make, 25 ms where it is 300,000, as with a thousand streams.
 
     What is short and stays, between long buffers that go, keeps glibc from giving back any but the
     top: a frontend grew by 3 % in ten minutes of 5 requests a second that keeps nothing. It takes
@@ -104,9 +109,11 @@ async def memory_trimmed() -> AsyncIterator[None]:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     async def go_on() -> None:
-        while trim is not None:
-            await trio.sleep(TRIM_INTERVAL_S)
-            trim(0)
+        while True:
+            await trio.sleep(TEND_INTERVAL_S)
+            gc.collect()
+            if trim is not None:
+                trim(0)
 
     async with open_nursery() as nursery:
         nursery.start_soon(go_on)

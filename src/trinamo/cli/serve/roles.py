@@ -33,7 +33,7 @@ from trinamo.transports.assembly.planes import RealTransports
 from ..running.frontends_file import find_neighbours
 from .engine import choose_engine, open_engine, share_cores
 from .output import show_losses
-from .resources import NameLookups, memory_trimmed, settle_memory
+from .resources import NameLookups, memory_tended, settle_memory
 from .weights import held_weights, take_missing_weights
 
 _log = logging.getLogger("trinamo.cli")
@@ -56,6 +56,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     async with (
         stopped_by_signals() as stop,
         lag_measured(metrics),
+        memory_tended(),
         AsyncExitStack() as opened,
     ):
         await take_missing_weights(config, env, transports, counted)
@@ -106,7 +107,7 @@ async def run_frontend(
         # A scrape of a shared port must say whose numbers these are.
         info = metrics.counts("process_info", "Whose page this is", "process", "pid", may_fall=True)
         info.tally(name, str(os.getpid())).value = 1
-    async with stopped_by_signals() as stop, lag_measured(metrics), memory_trimmed():
+    async with stopped_by_signals() as stop, lag_measured(metrics), memory_tended():
         await serve_frontend(
             config,
             env,
