@@ -31,9 +31,9 @@ def test_untouched_blocks_cost_no_memory_though_others_were_freed_before() -> No
     KvMemory(SHAPE, blocks * 3 // 2)  # freed at once
     before = rss_bytes(os.getpid())
     used = [KvMemory(SHAPE, blocks) for _ in range(8)]
-    for pool in used:
-        pool.view[:] = 1
-    del pool, used[:7]
+    for number in range(8):
+        used[number].view[:] = 1
+    del used[:7]
     unused = [KvMemory(SHAPE, blocks) for _ in range(7)]
     assert rss_bytes(os.getpid()) - before < 2 * pool_bytes
     assert not any(each.view[0, 0, 0].any() for each in unused)
