@@ -192,9 +192,15 @@ async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_pat
         ids = {str(worker.facts["instance_id"]) for worker in cluster.workers}
         for instance_id in sorted(ids):
             headers = {"X-Trinamo-Worker": instance_id}
+
+            async def is_there(headers: dict[str, str] = headers) -> bool:
+                return (await ask(cluster, "hi", "echo", headers=headers)).status_code == 200
+
+            # The frontend learns of an instance first, and then that it serves the model, too.
+            await until(is_there, f"{instance_id} serves the model")
             for stream in (False, True):
                 response = await ask(cluster, "hi", "echo", headers=headers, stream=stream)
-                assert response.headers["x-trinamo-worker"] == instance_id
+                assert response.headers["x-trinamo-worker"] == instance_id, response.text
         nobody = await ask(cluster, "hi", "echo")
         assert (nobody.status_code, "X-Trinamo-Worker" in nobody.text) == (400, True)
         for wrong, status in (("feed", 503), ("no id", 400), ("f" * 17, 400)):
