@@ -118,7 +118,10 @@ def fingerprint(
 
 
 class KvMemory(RegionSet):
-    """Memory for `block_count` blocks. Untouched blocks cost no physical memory."""
+    """Memory for `block_count` blocks. Untouched blocks cost no physical memory.
+
+    Raises `ValueError` for no blocks, `MemoryError` for more than the system has room for.
+    """
 
     def __init__(
         self, shape: KvShape, block_count: int, layout: KvLayout = KvLayout.BLOCK_FIRST
@@ -142,7 +145,10 @@ def _zeros(axes: tuple[int, ...], dtype: str) -> Array:
     """An array of zeros in pages of its own: `calloc` takes and wipes used ones once some were freed."""
     # There are no maps of nothing; the set of regions refuses a count of 0.
     length = max(prod(axes) * np.dtype(dtype).itemsize, 1)
-    pages = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"there are no {length:,} bytes for KV blocks") from error
     return np.ndarray(axes, dtype, pages)
 
 

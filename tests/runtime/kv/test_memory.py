@@ -113,6 +113,9 @@ def test_layers_and_blocks_that_are_not_there_are_refused() -> None:
 def test_memory_that_cannot_be_is_not_made() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         KvMemory(SHAPE, 0)
+    for blocks in (1 << 44, 1 << 60):  # more than the kernel maps, and than a size can be
+        with pytest.raises(MemoryError, match="bytes for KV blocks"):
+            KvMemory(SHAPE, blocks)
     with pytest.raises(ValueError, match="3 parts cannot be told apart by 2 layers"):
         RegionSet([bytearray(6)], block_count=2, range_bytes=1, parts=3, layers=2)
 
