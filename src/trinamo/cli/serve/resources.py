@@ -100,7 +100,7 @@ async def memory_tended() -> AsyncIterator[None]:
     Cycles come of what fails: connections that end, errors that name their frames. There are some
     hundreds of objects a minute of them while servers and peers die, which `OBJECTS_MAX` lets pile
     up for half an hour: a worker grew by 1.5 MB meanwhile. A look takes 0.3 ms where 10,000 objects
-    are alive that the start did not make, 25 ms where it is 300,000, as with a thousand streams.
+    are alive that the start did not make, 25 ms where it is 300,000.
 
     What is short and stays, between long buffers that go, keeps glibc from giving back any but the
     top: a frontend grew by 3 % in ten minutes of 5 requests a second that keeps nothing. It takes
