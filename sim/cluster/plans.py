@@ -126,6 +126,8 @@ class QueuePlan:
     """The runtime's own consumers on the simulated broker (`programs/queue_consumers.py`)."""
     stranger: bool = False
     """They have a secret, and somebody with the broker's token says of their jobs that they are done."""
+    late: bool = False
+    """They are paused, each time while a job is on its way to them, and nothing else befalls."""
 
 
 @attrs.frozen(kw_only=True)

@@ -27,6 +27,8 @@ from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue import work_queue
+from trinamo.transports.nats.queue.fetching import Fetcher
+from trinamo.transports.nats.queue.records import Leave, TakeJob, judge
 from trinamo.transports.nats.queue.streams import HeldJob, Leases, SealedJobs
 from trinamo.transports.nats.requests import NatsRequestPlane
 from trinamo.transports.security import signatures
@@ -36,7 +38,7 @@ from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore
 from ..services.etcd.channel import SimulatedChannel
-from .planting import NOTHING, Patch, bug, instead_of, stands
+from .planting import BUGS, NOTHING, Patch, bug, instead_of, stands
 
 # --- leases and watches -------------------------------------------------------------------------------
 
@@ -232,6 +234,24 @@ def records_unread(open_record: Any, self: Any, job_id: str, sealed: bytes) -> A
         return open_record(self, job_id, sealed)
     except RemoteProtocolError:
         return sealed
+
+
+@instead_of(Fetcher, "fetch")
+async def old_delivery_is_new(fetch: Any, self: Any, *, give_up_at: float) -> Any:
+    """A lease counts from when its delivery is looked at, however long that lay in a stopped process."""
+    found = await fetch(self, give_up_at=give_up_at)
+    return found and (found[0], trio.current_time())
+
+
+@bug
+def late_delivery_is_taken() -> list[Patch]:
+    """It takes the lease of whoever was given the job since, too."""
+
+    def take(delivery: Any, record: Any, *of: Any, **more: Any) -> Any:
+        verdict = judge(delivery, record, *of, **more)
+        return TakeJob(record.attempt + 1) if isinstance(verdict, Leave) else verdict
+
+    return [*BUGS["old_delivery_is_new"](), (work_queue, "judge", take)]
 
 
 # --- signatures ---------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ that had it, or the broker, was struck before that could be acknowledged: the jo
 handler has an effect once its lease is over. Once the faults are over every job is done, and has had its effect.
 
 With `stranger` the members have a secret, and somebody who has the broker's token writes records of their jobs, by
-which they are done. He takes leases away by that, and no more.
+which they are done. He takes leases away by that, and no more. With `late` each fault is one pause, and a job comes
+into it: when its consumer reads it, the lease is over, and somebody else may have been given it.
 
 What this module does not do: search. `sim.explore` does, with this module as the scenario.
 """
@@ -39,8 +40,11 @@ from ..core.trace import Row
 from ..core.world import World
 from ..env import SimEnv
 from ..errors import Violation
+from ..net.bus import Message
 from ..net.network import Network
 from ..services import SimulatedNats
+from ..services.nats.jetstream import ACK
+from ..services.nats.wire import Deliver
 
 QUEUE: Final = "jobs"
 NAMES: Final = StreamNames(QUEUE)
@@ -50,10 +54,14 @@ WORK_S: Final = (0.3, 1.0, 5.0)
 """How long a job takes; the last needs its lease extended."""
 FAULTS: Final = ("pause", "kill", "broker", "leaderless", "lost answer")
 """The last is left out without `losses`."""
+LATE_JOB: Final = "late job"
+"""A consumer is paused while a job is on its way to it."""
 RECORDS: Final = "records"
 """What a stranger strikes."""
 SECRET: Final = b"the secret of a simulated queue: 32"
 FAULT_EVERY_S: Final = 1.5
+JOB_WITHIN_S: Final = 1.0
+"""How long such a pause waits for a job."""
 FAULT_S: Final = 3.0
 """Longer than a lease, so that what is paused for it wakes up without one."""
 WAKING_S: Final = 0.05
@@ -108,7 +116,7 @@ class _Cluster:
     """One broker, one producer, some consumers."""
 
     def __init__(
-        self, world: World, *, jobs: int, workers: int, losses: bool, stranger: bool
+        self, world: World, *, jobs: int, workers: int, losses: bool, stranger: bool, late: bool
     ) -> None:
         self.world = world
         self.nats = SimulatedNats(world)
@@ -119,6 +127,8 @@ class _Cluster:
         self.consumers = [f"consumer-{number}" for number in range(workers)]
         self._jobs = jobs
         self._faults = (FAULTS if losses else FAULTS[:-1]) + (("record",) if stranger else ())
+        if late:
+            self._faults = (LATE_JOB,)
         self._lives: Counter[str] = Counter()
 
     def count(self, stream: str) -> int:
@@ -186,17 +196,39 @@ class _Cluster:
                 done = Record(state="done", job=stored.sequence, attempt=1, token=life, put_ns=0)
                 await plane.publish(NAMES.lease_subject(job_id), encode_record(done))
 
+    def _pause(self, victim: str) -> None:
+        self.world.pause(victim)
+        self.world.after(FAULT_S, self.world.resume, victim)
+
+    def _pause_at_next_job(self, victim: str) -> None:
+        """A job that is given to this consumer soon lies with it, unread, for longer than its lease."""
+        rules, until_s = self.nats.interceptor.rules, self.world.current_time() + JOB_WITHIN_S
+
+        def rule(message: Message) -> None:
+            sent = message.payload
+            is_job = isinstance(sent, Deliver) and sent.message.reply.startswith(ACK)
+            if message.sent_s > until_s:
+                rules.remove(rule)
+            elif is_job and message.destination == victim:
+                rules.remove(rule)
+                self.world.note("queue.fault", do=LATE_JOB, on=victim)
+                self._pause(victim)
+
+        rules.append(rule)
+
     def strike(self) -> None:
         """One fault, of a kind and on a host that the choices name; it ends by itself."""
         world, choices = self.world, self.world.choices
         victim = self.consumers[choices.below(len(self.consumers), "victim")]
         fault = self._faults[choices.below(len(self._faults), "fault")]
+        if fault == LATE_JOB:
+            self._pause_at_next_job(victim)
+            return
         struck = {"pause": victim, "kill": victim, "record": RECORDS}.get(fault, "")
         world.note("queue.fault", do=fault, on=struck)
         match fault:
             case "pause":
-                world.pause(victim)
-                world.after(FAULT_S, world.resume, victim)
+                self._pause(victim)
             case "kill":
                 world.kill(victim)
                 world.after(FAULT_S, self.boot, victim)
@@ -219,6 +251,7 @@ def run(
     jobs: int = 6,
     losses: bool = True,
     stranger: bool = False,
+    late: bool = False,
     faults: int = 3,
     policy: Policy = "grouped",
 ) -> World:
@@ -227,7 +260,9 @@ def run(
         choices, policy=policy, steps_max=400_000, virtual_s_max=2 * HORIZON_S, ambient="raise"
     )
     Network(world, latency_s=0.01, jitter_s=0.005)
-    cluster = _Cluster(world, jobs=jobs, workers=workers, losses=losses, stranger=stranger)
+    cluster = _Cluster(
+        world, jobs=jobs, workers=workers, losses=losses, stranger=stranger, late=late
+    )
 
     async def main() -> None:
         cluster.nats.boot()

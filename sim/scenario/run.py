@@ -72,7 +72,7 @@ def _run_queue(scenario: Scenario, queue: QueuePlan, choices: Choices, bug: str)
             plan["policy"] = scenario.policy
         with planted(bug) if bug else nullcontext():
             if queue.real:
-                queue_consumers.run(choices, stranger=queue.stranger, **plan)
+                queue_consumers.run(choices, stranger=queue.stranger, late=queue.late, **plan)
             else:
                 leased_queue.run(choices, fenced=bug != "stale_ack", **plan)
     except Violation as error:
