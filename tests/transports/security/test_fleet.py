@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 import trio
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
@@ -31,10 +32,16 @@ from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.security.fleet import Fleet, fleet_certificate
-from trinamo.transports.security.identity import Authority, Identity
+from trinamo.transports.security.identity import (
+    Authority,
+    Identity,
+    authority_of,
+    contexts_of,
+    session_of,
+)
 from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
 from trinamo.transports.security.signed import signed_control
-from trinamo.transports.sockets.wire import send_all
+from trinamo.transports.sockets.wire import TlsSession, send_all
 from trinamo.transports.tcp.greeting import dial_member
 from trinamo.transports.tcp.sockets import TcpOptions
 
@@ -354,6 +361,41 @@ async def test_a_change_gives_nobody_a_role_or_a_name_that_its_certificate_does_
     async with listening(theirs) as (address, _):
         with pytest.raises(ImpostorError, match=r"'7f', but its certificate says .*/another"):
             await greeted_by(address, ours)
+
+
+class OfNoRole(Fleet):
+    """A certificate that the fleet's authority issued to somebody else, such as a web server."""
+
+    def __init__(self, fleet: FleetOfTest) -> None:
+        paths = (fleet.directory / f"authority.{each}" for each in ("key", "pem"))
+        key, shown = (path.read_bytes() for path in paths)
+        private = serialization.load_pem_private_key(key, None)
+        assert isinstance(private, ed25519.Ed25519PrivateKey)
+        authority = Authority(private, x509.load_pem_x509_certificate(shown))
+        issued = authority.issue(["spiffe://company/web"], RealEnv())
+        trusted = shown.decode() + authority_of(SECRET).certificate
+        self._contexts = contexts_of(*issued, trusted)
+        self._env = RealEnv()
+        self._change = "show"
+
+    def session(self, *, dials: bool) -> TlsSession:
+        return session_of(self._contexts, dials=dials)
+
+    def check_listener(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("step", ["admit", "show", None])
+async def test_a_certificate_without_a_role_asks_for_nothing_at_any_step(
+    fleet: FleetOfTest, step: Step, purpose: Purpose
+) -> None:
+    """Before: while a cluster changed, whatever the authority had issued asked, and moved blocks."""
+    theirs = options(secret=SECRET, fleet=at_step(fleet, step, "worker"))
+    async with listening(theirs, purpose=purpose) as (address, refused):
+        with pytest.raises(ConnectError, match="before it was greeted"):
+            await dial_member(address, using(OfNoRole(fleet)), RealEnv(), purpose)
+        await eventually(lambda: any("says no role" in each for each in refused))
 
 
 @pytest.mark.parametrize(("writes", "reads"), [*itertools.product(STEPS, STEPS)])
