@@ -9,8 +9,9 @@ What a message is about, such as its subject, is said by both ends and sent by n
 another place it does not open.
 
 A message that may arrive once only is known by its number. Of each process the `WINDOW` numbers below the
-newest are told apart, and what is older is refused; `PROCESSES_MAX` processes are remembered, which only
-members can be. Numbers of a receiver that starts again begin anew, so what a message is about must
+newest are told apart, and what is older is refused; `PROCESSES_MAX` processes are remembered that have sent such
+ones here. Others push none of these out: what processes that have ended once told all can be said again.
+Numbers of a receiver that starts again begin anew, so what a message is about must
 name this life of it.
 
 What processes tell of themselves by events is sealed about its subject, so a publisher's name, its incarnation
@@ -26,7 +27,7 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.logs.notices import LogNotices
@@ -45,6 +46,7 @@ HEAD_BYTES: Final = _SENDER_BYTES + 8
 SEALED_BYTES: Final = HEAD_BYTES + 16
 """By so much a message grows."""
 _NONCE_START: Final = bytes(4)
+T = TypeVar("T")
 
 
 class Sealer:
@@ -59,7 +61,10 @@ class Sealer:
         self.refused = 0
         """Messages that did not open, or came again; events, which `SealedEvents` counts, are none of them."""
         self._secrets = {_derive(each, _ID_BYTES, b" id"): each for each in secrets if each}
+        self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()
+        """Of each process whose messages opened."""
         self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
+        """Those of which some were to come once."""
         self._numbers = itertools.count()
         if self._secrets:
             # Who has no secret never needs it, and its import takes a while.
@@ -92,21 +97,21 @@ class Sealer:
             return sealed
         own, number = sealed[:_SENDER_BYTES], sealed[_SENDER_BYTES:HEAD_BYTES]
         try:
-            sender = self._senders.get(own) or _Sender(self._cipher_of(own))
-            message = sender.cipher.decrypt(_NONCE_START + number, sealed[HEAD_BYTES:], about)
+            cipher = self._ciphers.get(own) or self._cipher_of(own)
+            message = cipher.decrypt(_NONCE_START + number, sealed[HEAD_BYTES:], about)
         except self._unopened:
             self.refused += not is_event
             raise RemoteProtocolError(
                 "no member of this cluster sealed it for this place, or its security.secret_file is"
                 " another"
             ) from None
-        self._senders[own] = sender
-        self._senders.move_to_end(own)
-        if len(self._senders) > PROCESSES_MAX:
-            self._senders.popitem(last=False)
-        if once and not sender.takes(int.from_bytes(number, "big")):
-            self.refused += 1
-            raise RemoteProtocolError("it came before")
+        _keep(self._ciphers, own, cipher)
+        if once:
+            sender = self._senders.get(own) or _Sender()
+            _keep(self._senders, own, sender)
+            if not sender.takes(int.from_bytes(number, "big")):
+                self.refused += 1
+                raise RemoteProtocolError("it came before")
         return message
 
     def _cipher_of(self, own: bytes) -> AESGCM:
@@ -117,13 +122,20 @@ class Sealer:
         return AESGCM(_derive(secret, 32, b"", salt=own[_ID_BYTES:]))
 
 
+def _keep(kept: OrderedDict[bytes, T], own: bytes, value: T) -> None:
+    """The one that was silent for longest goes."""
+    kept[own] = value
+    kept.move_to_end(own)
+    if len(kept) > PROCESSES_MAX:
+        kept.popitem(last=False)
+
+
 class _Sender:
-    """A process whose messages opened, and the numbers that came."""
+    """The numbers that came of a process."""
 
-    __slots__ = ("_newest", "_seen", "cipher")
+    __slots__ = ("_newest", "_seen")
 
-    def __init__(self, cipher: AESGCM) -> None:
-        self.cipher = cipher
+    def __init__(self) -> None:
         self._newest = -1
         self._seen = 0
         """A bit for each number: the lowest is of the newest."""

@@ -112,9 +112,10 @@ def test_as_many_processes_as_are_said_are_remembered() -> None:
     with pytest.raises(RemoteProtocolError, match="before"):
         other.open(said[0], b"", once=True)
     # Who speaks again stays, and whoever has been silent for longest goes.
-    other.open(said[2], b"")
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(said[2], b"", once=True)
     for seed in range(PROCESSES_MAX + 2, PROCESSES_MAX + 5):
-        other.open(sealer(NEW, seed=seed).seal(b"x", b""), b"")
+        other.open(sealer(NEW, seed=seed).seal(b"x", b""), b"", once=True)
     for silent in (1, 3):
         assert other.open(said[silent], b"", once=True) == b"x"
     for spoke in (0, 2):
@@ -126,6 +127,17 @@ def test_as_many_processes_as_are_said_are_remembered() -> None:
             other.open(sealer(OLD, seed=seed).seal(b"x", b""), b"", once=True)
     with pytest.raises(RemoteProtocolError, match="before"):
         other.open(said[1], b"", once=True)
+
+
+def test_what_others_have_once_told_all_makes_no_request_a_new_one() -> None:
+    """Before: a report of each of 4,096 processes, said again long after their end, did."""
+    other, frontend = sealer(NEW), sealer(NEW, seed=2)
+    request = frontend.seal(b"x", b"a request")
+    assert other.open(request, b"a request", once=True) == b"x"
+    for seed in range(3, PROCESSES_MAX + 4):
+        other.open(sealer(NEW, seed=seed).seal(b"", b"a report"), b"a report", is_event=True)
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(request, b"a request", once=True)
 
 
 def test_without_a_secret_all_passes_as_it_is() -> None:
