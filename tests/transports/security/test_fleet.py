@@ -31,7 +31,7 @@ from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.fleet import Fleet, fleet_certificate
+from trinamo.transports.security.fleet import Fleet, FleetCertificate, fleet_certificate
 from trinamo.transports.security.identity import (
     Authority,
     Identity,
@@ -249,6 +249,34 @@ async def test_a_peer_whose_certificate_has_expired_is_told_apart(fleet: FleetOf
     async with listening(using(member)) as (address, _):
         with pytest.raises(ConnectError, match="was not renewed, or the clocks"):
             await greeted_by(address, using(late))
+
+
+async def test_what_an_authority_issues_that_has_ended_counts_for_nothing(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    """Before: while it stood in the file, its key made whoever had it a member."""
+    now = RealEnv().clock.wall()
+    ends = [datetime.fromtimestamp(now + days * DAY_S, UTC) for days in (-40, -30)]
+    key = ed25519.Ed25519PrivateKey.generate()
+    ended = Authority.make(key, name="ended", first=ends[0], last=ends[1])
+    both = tmp_path / "both.pem"
+    own = await trio.Path(fleet.directory / "authority.pem").read_text()
+    both.write_text(own + ended.certificate)
+    shown, its_key = (each.decode() for each in ended.issue([Role.WORKER.uri], RealEnv()))
+
+    def load() -> FleetCertificate:
+        return fleet_certificate(shown, its_key, both.read_text(), now=now - 35 * DAY_S)
+
+    his = Fleet(load, RealEnv())
+    section = msgspec.structs.replace(fleet.section("worker"), authority_file=str(both))
+    member = Fleet.of(section, RealEnv())
+    for dials, listens in ((his, member), (member, his)):
+        async with listening(using(listens)) as (address, _):
+            with pytest.raises(ConnectError, match="is another"):
+                await greeted_by(address, using(dials))
+    store = MemoryStore()
+    await plane(store, his).put(ONE.key, VALUE)
+    assert isinstance(await value(plane(store, member)), Unsigned)
 
 
 # --- renewal -------------------------------------------------------------------------------------------
