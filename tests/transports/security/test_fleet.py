@@ -347,6 +347,24 @@ async def test_an_authority_takes_another_s_place_while_both_are_in_the_file(
                 assert await greeted_by(address, using(dials)) == (NAME, b"hear")
 
 
+async def test_who_admits_a_fleet_reads_of_another_authority_as_others_do(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    """Before: in the first step of a change the one that was there at the start was let in, for good."""
+    admits = fleet.changing("admit", "worker", secret=SECRET)
+    theirs = using(admits)
+    async with listening(theirs) as (address, _):
+        ours = using(fleet.changing("show", "frontend", secret=SECRET))
+        assert await greeted_by(address, ours) == (NAME, b"hear")
+        new = FleetOfTest.make(tmp_path / "new")
+        new.section("worker", name="worker.admit")
+        for each in ("authority.pem", "worker.admit.pem", "worker.admit.key"):
+            shutil.copyfile(new.directory / each, fleet.directory / each)
+        admits._files.renew()
+        ours = using(new.changing("show", "frontend", secret=SECRET))
+        assert await greeted_by(address, ours) == (NAME, b"hear")
+
+
 # --- from a secret to an authority, and back ---------------------------------------------------------
 
 STEPS = ("before", "admit", "show", None)
