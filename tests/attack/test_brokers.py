@@ -299,6 +299,37 @@ async def test_what_a_router_that_has_ended_once_said_counts_no_more(
             nursery.cancel_scope.cancel()
 
 
+async def test_what_a_member_said_is_heard_once(autojump_clock: trio.testing.MockClock) -> None:
+    """Before: an old report, said again all the time, kept a worker's blocks unknown; and the last word of
+    a router that was killed, said again every four seconds, kept its requests under way."""
+    broker = MemoryBroker()
+    async with tapped(broker) as heard, trio.open_nursery() as nursery:
+        blocks = KvEventSource(told_by(broker), NAME, instance_id="w", incarnation=1)
+        await nursery.start(blocks.run)
+        index, loads = KvIndex(told_by(broker), NAME), PredictedLoads()
+        index.join("w")
+        await nursery.start(index.run)
+        await nursery.start(Agreement(told_by(broker), NAME, "living", loads).run)
+        async with trio.open_nursery() as life:
+            killed = Agreement(told_by(broker), NAME, "killed", PredictedLoads())
+            await life.start(killed.run)
+            killed.began(1, ActiveRequest("w", (1, 2, 3), 100_000))
+            for number in range(5):
+                blocks.tell([Stored((bytes([number]) * 16,))])
+                await trio.sleep(1)
+            assert (loads.totals, index.statistics()["blocks"]) == ((100_000, 3), 5)
+            life.cancel_scope.cancel()
+        old = next(each for each in heard if each.subject.endswith("event.w"))
+        last = [each for each in heard if each.subject.endswith("event.killed")][-1]
+        for _ in range(100):
+            for each in (old, last):
+                await MemoryEventPlane(broker).publish(each.subject, each.payload)
+            await trio.sleep(0.1)
+            assert index.statistics()["blocks"] == 5
+        assert (loads.totals, index.statistics()["backwards"]) == ((0, 0), 0)
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_answer_that_is_wanted_on_a_topic_is_not_given(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
