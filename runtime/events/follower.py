@@ -65,7 +65,8 @@ class EventFollower:
 
     At most `publishers_max` are followed; others are counted and ignored until one is forgotten. A
     publisher that is in trouble again and again is asked more and more rarely, down to every two
-    seconds.
+    seconds. With `asks_first` nothing of a publisher counts before it has answered once: where
+    discovery does not say who lives.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class EventFollower:
         follows: Callable[[str], bool] = lambda _: True,
         publishers_max: int = 4096,
         pending_max: int = 65_536,
+        asks_first: bool = False,
     ) -> None:
         self.counts = SequenceCounts()
+        self._asks_first = asks_first
         self._events = events
         self._topic = topic
         self._on_event = on_event
@@ -157,7 +160,8 @@ class EventFollower:
                 self.ignored += 1
                 self._notices.warn(f"{self._topic}: too many publishers", publisher[:_LINE_MAX])
                 return
-            followed = self._followed[publisher] = _Followed(SequencedView(self.counts))
+            view = SequencedView(self.counts, asks_first=self._asks_first)
+            followed = self._followed[publisher] = _Followed(view)
         followed.heard_at = trio.current_time()
         self._apply(publisher, followed, followed.view.receive(event))
         if followed.view.trouble:

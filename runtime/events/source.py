@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
 from ..errors import RemoteProtocolError, TrinamoError
 from ..logs.notices import LogNotices
 from ..nurseries import open_nursery
-from ..planes import EventPlane
+from ..planes import EventPlane, Message
 from ..planes.retries import Retries
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.events.sequence import (
@@ -27,12 +28,15 @@ from ..protocol.events.sequence import (
     encode_snapshot,
 )
 
+_TOPICS: Final = "trinamo."
+"""Begins every topic."""
+
 
 def topic_of(kind: str, endpoint: EndpointName) -> str:
     """The topic under which an endpoint's instances publish events of `kind`."""
     # A name may contain dots, which separate tokens in a subject.
     parts = (endpoint.namespace, endpoint.component, endpoint.endpoint)
-    return f"trinamo.{kind}." + ".".join(part.replace(".", "%2E") for part in parts)
+    return f"{_TOPICS}{kind}." + ".".join(part.replace(".", "%2E") for part in parts)
 
 
 def event_subject(topic: str, publisher: str) -> str:
@@ -41,6 +45,13 @@ def event_subject(topic: str, publisher: str) -> str:
 
 def snapshot_subject(topic: str, publisher: str) -> str:
     return f"{topic}.snapshot.{publisher}"
+
+
+def _request_in(message: Message) -> SnapshotRequest:
+    """`RemoteProtocolError` for what is none, or wants its answer on a topic: sealed for that, it would be an event."""
+    if message.reply.startswith(_TOPICS):
+        raise RemoteProtocolError("its answer would be an event")
+    return decode_request(message.payload)
 
 
 _log = logging.getLogger("trinamo.events")
@@ -117,7 +128,7 @@ class EventSource:
                 if not message.reply:
                     continue
                 try:
-                    request = decode_request(message.payload)
+                    request = _request_in(message)
                     await self._events.publish(message.reply, self._answer_to(request))
                 except RemoteProtocolError as error:
                     self.malformed += 1

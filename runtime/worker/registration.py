@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -103,6 +104,7 @@ _BACKOFF_MIN_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 _WRITTEN_ANEW_S: Final = 2 * 3600.0
 """Signatures are valid for hours: what stands for longer is written again with a fresh one."""
+_LEASES_MAX: Final = 1024
 _CALM_S: Final = 10.0
 """A key that was left alone for so long is put back without much of a pause."""
 
@@ -148,6 +150,9 @@ class Registrar:
         self._watches: trio.Nursery | None = None
         self._holding = trio.CancelScope()
         self._is_revoked = False
+        self._leases: deque[int] = deque(maxlen=_LEASES_MAX)
+        """That we have had. Nobody else gets one of them from the store; who may write there can have one
+        made again, and put under it what we once wrote and signed."""
         self.state = LeaseFacts()
 
     async def register(self, key: str, render: Render) -> None:
@@ -192,9 +197,7 @@ class Registrar:
         while key not in self._keys:
             try:
                 held = await self._control.get(key)
-                # What was under an older lease of ours is gone with it.
-                lease_id = self.state.lease_id
-                is_ours = held is not None and lease_id and held.lease_id == lease_id
+                is_ours = held is not None and held.lease_id in self._leases
                 if is_ours and key not in self._keys:
                     await self._control.delete(key)
             except TrinamoError as error:
@@ -278,6 +281,7 @@ class Registrar:
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
                 continue
             self.state.lease_id = lease.id
+            self._leases.append(lease.id)
             self.state.incarnation += 1
             self._env.note("lease.granted", incarnation=self.state.incarnation)
             self._on_change(self.state)
@@ -384,10 +388,10 @@ class Registrar:
         )
         if not outcome.succeeded:
             held = await self._control.get(key.name)
-            # Under our lease it is ours; under none, no living process holds what once was ours; and
+            # Under a lease of ours it is ours; under none, no living process holds what once was ours; and
             # what no member has signed holds nothing.
             if held is not None and not (
-                held.lease_id == self.state.lease_id
+                held.lease_id in self._leases
                 or (key.was_ours and not held.lease_id)
                 or isinstance(held.value, Unsigned)
             ):

@@ -170,6 +170,29 @@ async def _forged_report(cluster: Cluster) -> str:
     return "believed" if InstanceStatus.DRAINING in told else "ignored"
 
 
+async def _repeated_report(cluster: Cluster) -> str:
+    """Say again what workers have told for a while; says whether it unsettles a frontend."""
+    env = SimEnv(cluster.world, "byzantine.repeated_report")
+    heard = []
+    async with cluster.services.open_events(cluster.plan.config, env) as events:
+        async with events.subscribe("trinamo.load.>") as messages:
+            with trio.move_on_after(3 * WAITED_S):
+                async for message in messages:
+                    heard.append(message)  # noqa: PERF401 -- until the time is up
+        for each in heard:
+            if ".event." in each.subject:
+                await events.publish(each.subject, each.payload)
+        await trio.sleep(WAITED_S)
+    runtimes = [cluster.processes[name].runtime for name in cluster.frontends]
+    reports = [
+        client.router.reports
+        for runtime in runtimes
+        for client in (runtime.clients if runtime else ())
+    ]
+    unsettled = any(each is not None and each.loads.follower.counts.backwards for each in reports)
+    return "believed" if unsettled else "ignored"
+
+
 def _opening(subject: str) -> bytes:
     return encode_opening(1, Opening(Handshake(subject, StreamType.RESPONSE), 1 << 16))
 
@@ -192,6 +215,7 @@ TOLD_TO_ALL: Final[dict[str, Callable[[Cluster], Awaitable[str]]]] = {
     "unsigned_entry": partial(_overwrite, "unsigned_entry", []),
     "frontend_s_entry": partial(_overwrite, "frontend_s_entry", [SECRET]),
     "forged_report": _forged_report,
+    "repeated_report": _repeated_report,
 }
 """Acts at the store and at the broker, of one with the rights of a member there, and without the secret.
 

@@ -33,7 +33,7 @@ from trinamo.transports.nats.queue.streams import HeldJob, Leases, SealedJobs
 from trinamo.transports.nats.requests import NatsRequestPlane
 from trinamo.transports.security import signatures
 from trinamo.transports.security.roles import Role
-from trinamo.transports.security.sealing import SealedEvents, Sealer
+from trinamo.transports.security.sealing import Arrivals, SealedEvents, Sealer
 from trinamo.transports.security.signed import SignedControlPlane
 
 from ..cluster.services import NotedStore
@@ -264,10 +264,14 @@ stands("signers_role_unread", (signatures, "writers_of", lambda *_: frozenset(Ro
 
 
 @instead_of(SealedEvents, "opened")
-def reports_unread(opened: Any, self: Any, message: Message) -> Message:
+def reports_unread(opened: Any, self: Any, message: Message, *once: Any) -> Message:
     """What anybody tells in the name of a worker is believed."""
-    told: Message | None = opened(self, message)
+    told: Message | None = opened(self, message, *once)
     return message if told is None else told
+
+
+# What a member said is heard as often as anybody says it.
+stands("heard_again", (Arrivals, "takes", lambda *_: True))
 
 
 # --- seals ----------------------------------------------------------------------------------------------
@@ -294,7 +298,7 @@ def seal_fits_everywhere() -> list[Patch]:
 
 @instead_of(Sealer, "open")
 def unopened_is_an_answer(
-    open_: Any, self: Any, sealed: bytes, about: bytes, *, once: bool = False
+    open_: Any, self: Any, sealed: bytes, about: bytes, *, once: Any = None
 ) -> bytes:
     """A request is over with the first thing that anybody answers."""
     opened = b""

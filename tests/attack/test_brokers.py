@@ -17,6 +17,7 @@ import attrs
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from tests.attack.attackers import Trap, mislead, open_trap
 from tests.cluster.processes import Cluster, chat, open_cluster, until
@@ -24,11 +25,17 @@ from tests.runtime.one_process import OneProcess, open_process
 from tests.transports.tcp.ends import eventually
 from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.caller.client import Client
+from trinamo.runtime.caller.kv.agreement import Agreement
+from trinamo.runtime.caller.kv.loads import ActiveRequest, PredictedLoads
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.context import Context
-from trinamo.runtime.events.source import event_subject, topic_of
-from trinamo.runtime.planes import ControlPlane, Entry
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.events.load import LOAD_TOPIC, LoadReport, LoadSource
+from trinamo.runtime.events.source import event_subject, snapshot_subject, topic_of
+from trinamo.runtime.kv.events import KV_TOPIC, KvEventSource
+from trinamo.runtime.kv.index import KvIndex
+from trinamo.runtime.planes import ControlPlane, Entry, EventPlane, Message
 from trinamo.runtime.process.runtime import Runtime
 from trinamo.runtime.process.settings import SETTINGS_PREFIX
 from trinamo.runtime.protocol.discovery.instances import (
@@ -41,13 +48,20 @@ from trinamo.runtime.protocol.discovery.instances import (
     frontend_key,
 )
 from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_card, model_key
-from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
+from trinamo.runtime.protocol.events.sequence import (
+    SequencedEvent,
+    SnapshotRequest,
+    encode_event,
+    encode_request,
+)
+from trinamo.runtime.protocol.kv.events import Stored
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.runtime.view.listing import read_listing
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.memory.control import MemoryControlPlane
-from trinamo.transports.memory.events import MemoryEventPlane
+from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
+from trinamo.transports.security.sealing import Sealer, sealed_events
 
 SECRET = b"a secret of these tests, and no other"
 NAME = EndpointName("attack", "backend", "generate")
@@ -229,6 +243,121 @@ async def test_a_report_that_was_heard_counts_on_no_other_subject() -> None:
         await stranger.publish(message.subject, changed)
         await eventually(lambda: attack.dropped == 3)
         await attack.ask(4)
+
+
+def told_by(broker: MemoryBroker) -> EventPlane:
+    """The event plane as a process of the cluster has it."""
+    return sealed_events(MemoryEventPlane(broker), Sealer([SECRET], RealEnv().rng))
+
+
+@asynccontextmanager
+async def tapped(broker: MemoryBroker) -> AsyncIterator[list[Message]]:
+    """What a stranger has heard so far."""
+    heard: list[Message] = []
+
+    async def listen(*, task_status: trio.TaskStatus[None]) -> None:
+        async with MemoryEventPlane(broker).subscribe(">") as messages:
+            task_status.started()
+            async for message in messages:
+                heard.append(message)  # noqa: PERF401 -- live
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listen)
+        yield heard
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_router_that_has_ended_once_said_counts_no_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Before: its first message, said again every four seconds, held a worker for busy for ever."""
+    broker = MemoryBroker()
+    async with tapped(broker) as heard:
+        async with trio.open_nursery() as life:
+            router = Agreement(told_by(broker), NAME, "ended", PredictedLoads())
+            await life.start(router.run)
+            router.began(1, ActiveRequest("a worker", (1, 2, 3), 100_000))
+            await trio.sleep(1)
+            router.ended(1)
+            await trio.sleep(1)
+            life.cancel_scope.cancel()
+        said = [each for each in heard if ".event." in each.subject]
+        loads = PredictedLoads()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Agreement(told_by(broker), NAME, "new", loads).run)
+            for _ in range(5):
+                for each in said[:1]:
+                    await MemoryEventPlane(broker).publish(each.subject, each.payload)
+                await trio.sleep(2)
+                assert loads.totals == (0, 0)
+            # One that lives is believed.
+            other = Agreement(told_by(broker), NAME, "living", PredictedLoads())
+            await nursery.start(other.run)
+            other.began(1, ActiveRequest("a worker", (1, 2, 3), 100))
+            await trio.sleep(1)
+            assert loads.totals == (100, 3)
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_a_member_said_is_heard_once(autojump_clock: trio.testing.MockClock) -> None:
+    """Before: an old report, said again all the time, kept a worker's blocks unknown; and the last word of
+    a router that was killed, said again every four seconds, kept its requests under way."""
+    broker = MemoryBroker()
+    async with tapped(broker) as heard, trio.open_nursery() as nursery:
+        blocks = KvEventSource(told_by(broker), NAME, instance_id="w", incarnation=1)
+        await nursery.start(blocks.run)
+        index, loads = KvIndex(told_by(broker), NAME), PredictedLoads()
+        index.join("w")
+        await nursery.start(index.run)
+        await nursery.start(Agreement(told_by(broker), NAME, "living", loads).run)
+        async with trio.open_nursery() as life:
+            killed = Agreement(told_by(broker), NAME, "killed", PredictedLoads())
+            await life.start(killed.run)
+            killed.began(1, ActiveRequest("w", (1, 2, 3), 100_000))
+            for number in range(5):
+                blocks.tell([Stored((bytes([number]) * 16,))])
+                await trio.sleep(1)
+            assert (loads.totals, index.statistics()["blocks"]) == ((100_000, 3), 5)
+            life.cancel_scope.cancel()
+        old = next(each for each in heard if each.subject.endswith("event.w"))
+        last = [each for each in heard if each.subject.endswith("event.killed")][-1]
+        for _ in range(100):
+            for each in (old, last):
+                await MemoryEventPlane(broker).publish(each.subject, each.payload)
+            await trio.sleep(0.1)
+            assert index.statistics()["blocks"] == 5
+        assert (loads.totals, index.statistics()["backwards"]) == ((0, 0), 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_that_is_wanted_on_a_topic_is_not_given(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Before: one request for a snapshot, said again with an event's subject to answer to, was a
+    report of that worker with a number far ahead: its blocks were unknown to all until it ended."""
+    broker = MemoryBroker()
+    async with tapped(broker) as heard, trio.open_nursery() as nursery:
+        worker = told_by(broker)
+        load = LoadSource(
+            worker, NAME, instance_id="w", incarnation=1, read=lambda: LoadReport(0), interval_s=0.1
+        )
+        blocks = KvEventSource(worker, NAME, instance_id="w", incarnation=1)
+        await nursery.start(load.run)
+        await nursery.start(blocks.run)
+        index = KvIndex(told_by(broker), NAME)
+        index.join("w")
+        await nursery.start(index.run)
+        blocks.tell([Stored((bytes(16),))])
+        await trio.sleep(5)
+        asked = snapshot_subject(topic_of(LOAD_TOPIC, NAME), "w")
+        await told_by(broker).request(asked, encode_request(SnapshotRequest()), timeout_s=1)
+        question = next(each for each in heard if each.subject == asked)
+        wanted = event_subject(topic_of(KV_TOPIC, NAME), "w")
+        await MemoryEventPlane(broker).publish(asked, question.payload, reply=wanted)
+        await trio.sleep(10)
+        told = index.statistics()
+        assert (told["lost"], told["blocks"], told["gaps"]) == (0, 1, 0)
+        nursery.cancel_scope.cancel()
 
 
 # --- who has both, of real servers and processes ------------------------------------------------------

@@ -60,7 +60,7 @@ from trinamo.runtime.protocol.streams.request import (
     failure,
 )
 from trinamo.runtime.worker.requests import RequestTable
-from trinamo.transports.security.sealing import HEAD_BYTES, Sealer
+from trinamo.transports.security.sealing import HEAD_BYTES, Arrivals, Sealer
 
 _log = logging.getLogger("trinamo.nats")
 _PENDING_MAX: Final = 4096
@@ -98,7 +98,7 @@ class NatsRequestServer:
         requests_max: int = 1024,
     ) -> None:
         self.malformed_count = 0
-        self._sealer = sealer
+        self._sealer, self._once = sealer, Arrivals()
         self._events = events
         self.address = address
         """The subject callers send to."""
@@ -141,7 +141,7 @@ class NatsRequestServer:
         if message.reply:
             reply = partial(self._reply, message.reply, about_answer(message.payload))
         try:
-            frame = self._sealer.open(message.payload, about_request(self.address), once=True)
+            frame = self._sealer.open(message.payload, about_request(self.address), once=self._once)
         except RemoteProtocolError as error:
             self.malformed_count += 1
             _log.warning("request plane: a message is refused: %s", error)

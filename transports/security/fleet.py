@@ -62,7 +62,7 @@ class FleetCertificate(Validity):
     shown: bytes
     """The certificate as DER."""
     authorities: tuple[str, ...]
-    """Each as PEM."""
+    """Each as PEM, without those that had ended when the file was read."""
     roles: frozenset[Role]
 
 
@@ -144,7 +144,8 @@ class Fleet(Shown):
 
     def check_dialler(self, peer: Sequence[str], purpose: Purpose) -> None:
         roles, wanted = roles_in(peer), DIALS[purpose]
-        if self.admits_secret and not roles:
+        # Any certificate of the authority shakes hands, such as a web server's: what says no role is not yet the secret's.
+        if self.admits_secret and [*peer] == [purpose.uri("")]:
             return
         if not roles & wanted:
             raise ConnectError(
@@ -196,6 +197,9 @@ def fleet_certificate(
         if each.not_valid_after_utc.timestamp() <= now:
             end = f"{each.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
             raise _fault(file, f"expired on {end}; renew it (`trinamo certs issue`)")
+    # OpenSSL is told not to look at times: what one issues that has ended must not count.
+    lasting = [each for each in authorities if each.not_valid_after_utc.timestamp() > now]
+    authority_pems = tuple(each.public_bytes(Encoding.PEM).decode() for each in lasting)
     roles = roles_in(_uris(certificate))
     if not roles:
         raise _fault(
@@ -212,7 +216,7 @@ def fleet_certificate(
         )
     try:
         derived = [authority_of(each).certificate for each in admitted if each]
-        trusted = "\n".join([authority_text, *derived])
+        trusted = "".join([*authority_pems, *derived])
         contexts = contexts_of(certificate_text.encode(), key_text.encode(), trusted)
         # Shake hands with ourselves, as both ends; `ssl.SSLError` is what others would raise.
         dials, listens = (session_of(contexts, dials=each) for each in (True, False))
@@ -230,7 +234,7 @@ def fleet_certificate(
         contexts,
         key,
         shown,
-        tuple(each.public_bytes(Encoding.PEM).decode() for each in authorities),
+        authority_pems,
         roles,
         expires_at=min(each.not_valid_after_utc.timestamp() for each in (certificate, issuer)),
         valid_s=(

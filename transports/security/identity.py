@@ -259,9 +259,10 @@ class Identity(Shown):
         second: bytes = b"",
         *,
         others: Shown | None = None,
-        authorities: Sequence[str] = (),
+        authorities: tuple[str, ...] = (),
     ) -> None:
         super().__init__(env)
+        self.authorities = authorities
         self._authority, self._uri, self._others = authority_of(secret), uri, others
         own = [authority_of(each).certificate for each in (secret, second) if each]
         self._trusted = "".join([*own, *authorities])

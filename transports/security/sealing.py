@@ -8,10 +8,9 @@ counts its messages: no key ever meets a nonce twice, and a simulated run seals 
 What a message is about, such as its subject, is said by both ends and sent by neither: moved to
 another place it does not open.
 
-A message that may arrive once only is known by its number. Of each process the `WINDOW` numbers below the
-newest are told apart, and what is older is refused; `PROCESSES_MAX` processes are remembered, which only
-members can be. Numbers of a receiver that starts again begin anew, so what a message is about must
-name this life of it.
+A message that may arrive once only is known by its number, at the place where it arrives (`Arrivals`). Numbers of
+a receiver that starts again begin anew, so what a request is about must name this life of it; of
+an event its own number tells.
 
 What processes tell of themselves by events is sealed about its subject, so a publisher's name, its incarnation
 and its number are proven with the body; what does not open is dropped before anybody decodes it. The same holds
@@ -26,7 +25,7 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from trinamo.runtime.errors import RemoteProtocolError
 from trinamo.runtime.logs.notices import LogNotices
@@ -45,6 +44,7 @@ HEAD_BYTES: Final = _SENDER_BYTES + 8
 SEALED_BYTES: Final = HEAD_BYTES + 16
 """By so much a message grows."""
 _NONCE_START: Final = bytes(4)
+T = TypeVar("T")
 
 
 class Sealer:
@@ -59,7 +59,8 @@ class Sealer:
         self.refused = 0
         """Messages that did not open, or came again; events, which `SealedEvents` counts, are none of them."""
         self._secrets = {_derive(each, _ID_BYTES, b" id"): each for each in secrets if each}
-        self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
+        self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()
+        """Of each process whose messages opened."""
         self._numbers = itertools.count()
         if self._secrets:
             # Who has no secret never needs it, and its import takes a while.
@@ -82,30 +83,27 @@ class Sealer:
         return self._own + number + self._cipher.encrypt(_NONCE_START + number, message, about)
 
     def open(
-        self, sealed: bytes, about: bytes, *, once: bool = False, is_event: bool = False
+        self, sealed: bytes, about: bytes, *, once: Arrivals | None = None, is_event: bool = False
     ) -> bytes:
         """What was sealed, about this; raises `RemoteProtocolError`, and counts, where no member did.
 
-        Refuses, if it is to come `once`, what came before.
+        Refuses what came before at the place where each is to come `once`.
         """
         if not self._secrets:
             return sealed
         own, number = sealed[:_SENDER_BYTES], sealed[_SENDER_BYTES:HEAD_BYTES]
         try:
-            sender = self._senders.get(own) or _Sender(self._cipher_of(own))
-            message = sender.cipher.decrypt(_NONCE_START + number, sealed[HEAD_BYTES:], about)
+            cipher = self._ciphers.get(own) or self._cipher_of(own)
+            message = cipher.decrypt(_NONCE_START + number, sealed[HEAD_BYTES:], about)
         except self._unopened:
             self.refused += not is_event
             raise RemoteProtocolError(
                 "no member of this cluster sealed it for this place, or its security.secret_file is"
                 " another"
             ) from None
-        self._senders[own] = sender
-        self._senders.move_to_end(own)
-        if len(self._senders) > PROCESSES_MAX:
-            self._senders.popitem(last=False)
-        if once and not sender.takes(int.from_bytes(number, "big")):
-            self.refused += 1
+        _keep(self._ciphers, own, cipher)
+        if once is not None and not once.takes(own, int.from_bytes(number, "big")):
+            self.refused += not is_event
             raise RemoteProtocolError("it came before")
         return message
 
@@ -117,13 +115,39 @@ class Sealer:
         return AESGCM(_derive(secret, 32, b"", salt=own[_ID_BYTES:]))
 
 
+def _keep(kept: OrderedDict[bytes, T], own: bytes, value: T) -> None:
+    """The one that was silent for longest goes."""
+    kept[own] = value
+    kept.move_to_end(own)
+    if len(kept) > PROCESSES_MAX:
+        kept.popitem(last=False)
+
+
+class Arrivals:
+    """The numbers that came at one place, in about the order in which they were counted.
+
+    Of each process the `WINDOW` numbers below the newest are told apart, and what is older came before;
+    `PROCESSES_MAX` processes are remembered.
+    """
+
+    __slots__ = ("_senders",)
+
+    def __init__(self) -> None:
+        self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
+
+    def takes(self, own: bytes, number: int) -> bool:
+        """Whether this one of who begins its messages so is not known to have come; it has from now on."""
+        sender = self._senders.get(own) or _Sender()
+        _keep(self._senders, own, sender)
+        return sender.takes(number)
+
+
 class _Sender:
-    """A process whose messages opened, and the numbers that came."""
+    """The numbers that came of a process."""
 
-    __slots__ = ("_newest", "_seen", "cipher")
+    __slots__ = ("_newest", "_seen")
 
-    def __init__(self, cipher: AESGCM) -> None:
-        self.cipher = cipher
+    def __init__(self) -> None:
         self._newest = -1
         self._seen = 0
         """A bit for each number: the lowest is of the newest."""
@@ -179,7 +203,7 @@ class SealedEvents:
     async def subscribe(
         self, subject: str, *, group: str = "", pending_max: int = 4096
     ) -> AsyncIterator[Subscription]:
-        """See `EventPlane`; what no member has sealed does not come."""
+        """See `EventPlane`; what no member has sealed does not come, nor a second time what one has."""
         opening = self._plane.subscribe(subject, group=group, pending_max=pending_max)
         async with opening as messages:
             yield _Opened(messages, self)
@@ -199,14 +223,15 @@ class SealedEvents:
         await self._plane.request(subject, sealed, timeout_s=timeout_s, accept=accept)
         return told[0]
 
-    def opened(self, message: Message) -> Message | None:
-        """The message as it was published; None, and counted, if no member did that."""
+    def opened(self, message: Message, once: Arrivals | None = None) -> Message | None:
+        """The message as it was published; None, and counted, if no member did that, or it came before."""
         try:
             about = _about(message.subject)
-            payload = self._sealer.open(message.payload, about, is_event=True)
+            payload = self._sealer.open(message.payload, about, once=once, is_event=True)
         except RemoteProtocolError:
             self.unsigned_count += 1
-            self._notices.warn("told by no member", message.subject[:_SUBJECT_CHARS_MAX])
+            what = "told by no member, or told again"
+            self._notices.warn(what, message.subject[:_SUBJECT_CHARS_MAX])
             return None
         return Message(message.subject, payload, message.reply, message.headers)
 
@@ -221,17 +246,18 @@ def sealed_events(plane: EventPlane, sealer: Sealer) -> EventPlane:
 
 
 class _Opened:
-    """A subscription without what no member told."""
+    """A subscription without what no member told, and with what one told once."""
 
     def __init__(self, messages: Subscription, events: SealedEvents) -> None:
         self._messages, self._events = messages, events
+        self._once = Arrivals()
 
     def __aiter__(self) -> _Opened:
         return self
 
     async def __anext__(self) -> Message:
         while True:
-            message = self._events.opened(await anext(self._messages))
+            message = self._events.opened(await anext(self._messages), self._once)
             if message is not None:
                 return message
 

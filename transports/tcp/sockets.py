@@ -105,11 +105,13 @@ class TcpOptions(TcpConfig, frozen=True, kw_only=True):
         from trinamo.transports.security.identity import Identity  # noqa: PLC0415
 
         key = (self.secret, self.second_secret, uri)
-        if key not in self.identities:
+        # They may be others since: files are read again.
+        authorities = () if self.fleet is None else self.fleet.certificate.authorities
+        if key not in self.identities or self.identities[key].authorities != authorities:
             self.identities[key] = Identity(
                 *(self.secret, uri, env, self.second_secret),
                 others=self.fleet,
-                authorities=() if self.fleet is None else self.fleet.certificate.authorities,
+                authorities=authorities,
             )
         return self.identities[key]
 

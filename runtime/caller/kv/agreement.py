@@ -77,6 +77,8 @@ class Agreement:
             on_lost=self._forget,
             follows=lambda publisher: publisher != router_id,
             publishers_max=_ROUTERS_MAX,
+            # Discovery does not know routers: what one that has ended once said must not count.
+            asks_first=True,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

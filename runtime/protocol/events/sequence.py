@@ -195,13 +195,19 @@ class SequencedView:
     """What one follower knows of one publisher. `needs_snapshot` says when to ask for one.
 
     From then until a snapshot is taken nothing is applied, and what was applied before may be
-    wrong by now.
+    wrong by now. With `asks_first` that is so from the first event on: its answer shows that the
+    publisher lives, which a message that somebody repeats does not.
     """
 
     def __init__(
-        self, counts: SequenceCounts | None = None, *, buffered_max: int = BUFFERED_MAX
+        self,
+        counts: SequenceCounts | None = None,
+        *,
+        buffered_max: int = BUFFERED_MAX,
+        asks_first: bool = False,
     ) -> None:
         self.counts = counts or SequenceCounts()
+        self._asks_first = asks_first
         self.incarnation = -1
         self.sequence = 0
         self.needs_snapshot = False
@@ -227,7 +233,7 @@ class SequencedView:
             # Its first event is all there is to know; a later one means that we missed some.
             self._begin(event.incarnation)
             self.needs_snapshot = True
-            if event.sequence == 1 and event.body is not None:
+            if event.sequence == 1 and event.body is not None and not self._asks_first:
                 self.needs_snapshot = False
                 self.sequence = 1
                 return SequenceStep((event.body,), snapshot=())

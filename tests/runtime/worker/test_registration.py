@@ -102,6 +102,25 @@ async def test_who_comes_back_to_a_taken_id_waits_until_it_is_free(
     await registered.wait_value(b"incarnation 2")
 
 
+async def test_what_somebody_puts_back_under_an_earlier_lease_is_ours_to_overwrite(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Before: with one write, under a lease whose number etcd grants to who asks for it, it stood for good."""
+    registrar, others = registered.registrar, registered.others
+    await registrar.register("k", render)
+    old = await others.get("k")
+    assert old is not None
+    await others.revoke_lease(old.lease_id)
+    await registered.wait_value(b"incarnation 2")
+    others.store._last_lease_id = old.lease_id - 1
+    assert (await others.grant_lease(40_000)).id == old.lease_id
+    await others.put("k", old.value, lease_id=old.lease_id)
+    await registered.wait_value(b"incarnation 2")
+    await others.put("k", old.value, lease_id=old.lease_id)
+    await registrar.withdraw("k")
+    assert await registered.value() is None
+
+
 async def test_a_rewrite_changes_nothing_that_became_another_s(
     registered: Registered, autojump_clock: trio.testing.MockClock
 ) -> None:

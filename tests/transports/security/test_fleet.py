@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 import trio
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
@@ -30,11 +31,17 @@ from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
-from trinamo.transports.security.fleet import Fleet, fleet_certificate
-from trinamo.transports.security.identity import Authority, Identity
+from trinamo.transports.security.fleet import Fleet, FleetCertificate, fleet_certificate
+from trinamo.transports.security.identity import (
+    Authority,
+    Identity,
+    authority_of,
+    contexts_of,
+    session_of,
+)
 from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
 from trinamo.transports.security.signed import signed_control
-from trinamo.transports.sockets.wire import send_all
+from trinamo.transports.sockets.wire import TlsSession, send_all
 from trinamo.transports.tcp.greeting import dial_member
 from trinamo.transports.tcp.sockets import TcpOptions
 
@@ -244,6 +251,34 @@ async def test_a_peer_whose_certificate_has_expired_is_told_apart(fleet: FleetOf
             await greeted_by(address, using(late))
 
 
+async def test_what_an_authority_issues_that_has_ended_counts_for_nothing(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    """Before: while it stood in the file, its key made whoever had it a member."""
+    now = RealEnv().clock.wall()
+    ends = [datetime.fromtimestamp(now + days * DAY_S, UTC) for days in (-40, -30)]
+    key = ed25519.Ed25519PrivateKey.generate()
+    ended = Authority.make(key, name="ended", first=ends[0], last=ends[1])
+    both = tmp_path / "both.pem"
+    own = await trio.Path(fleet.directory / "authority.pem").read_text()
+    both.write_text(own + ended.certificate)
+    shown, its_key = (each.decode() for each in ended.issue([Role.WORKER.uri], RealEnv()))
+
+    def load() -> FleetCertificate:
+        return fleet_certificate(shown, its_key, both.read_text(), now=now - 35 * DAY_S)
+
+    his = Fleet(load, RealEnv())
+    section = msgspec.structs.replace(fleet.section("worker"), authority_file=str(both))
+    member = Fleet.of(section, RealEnv())
+    for dials, listens in ((his, member), (member, his)):
+        async with listening(using(listens)) as (address, _):
+            with pytest.raises(ConnectError, match="is another"):
+                await greeted_by(address, using(dials))
+    store = MemoryStore()
+    await plane(store, his).put(ONE.key, VALUE)
+    assert isinstance(await value(plane(store, member)), Unsigned)
+
+
 # --- renewal -------------------------------------------------------------------------------------------
 
 
@@ -312,6 +347,24 @@ async def test_an_authority_takes_another_s_place_while_both_are_in_the_file(
                 assert await greeted_by(address, using(dials)) == (NAME, b"hear")
 
 
+async def test_who_admits_a_fleet_reads_of_another_authority_as_others_do(
+    fleet: FleetOfTest, tmp_path: Path
+) -> None:
+    """Before: in the first step of a change the one that was there at the start was let in, for good."""
+    admits = fleet.changing("admit", "worker", secret=SECRET)
+    theirs = using(admits)
+    async with listening(theirs) as (address, _):
+        ours = using(fleet.changing("show", "frontend", secret=SECRET))
+        assert await greeted_by(address, ours) == (NAME, b"hear")
+        new = FleetOfTest.make(tmp_path / "new")
+        new.section("worker", name="worker.admit")
+        for each in ("authority.pem", "worker.admit.pem", "worker.admit.key"):
+            shutil.copyfile(new.directory / each, fleet.directory / each)
+        admits._files.renew()
+        ours = using(new.changing("show", "frontend", secret=SECRET))
+        assert await greeted_by(address, ours) == (NAME, b"hear")
+
+
 # --- from a secret to an authority, and back ---------------------------------------------------------
 
 STEPS = ("before", "admit", "show", None)
@@ -354,6 +407,41 @@ async def test_a_change_gives_nobody_a_role_or_a_name_that_its_certificate_does_
     async with listening(theirs) as (address, _):
         with pytest.raises(ImpostorError, match=r"'7f', but its certificate says .*/another"):
             await greeted_by(address, ours)
+
+
+class OfNoRole(Fleet):
+    """A certificate that the fleet's authority issued to somebody else, such as a web server."""
+
+    def __init__(self, fleet: FleetOfTest) -> None:
+        paths = (fleet.directory / f"authority.{each}" for each in ("key", "pem"))
+        key, shown = (path.read_bytes() for path in paths)
+        private = serialization.load_pem_private_key(key, None)
+        assert isinstance(private, ed25519.Ed25519PrivateKey)
+        authority = Authority(private, x509.load_pem_x509_certificate(shown))
+        issued = authority.issue(["spiffe://company/web"], RealEnv())
+        trusted = shown.decode() + authority_of(SECRET).certificate
+        self._contexts = contexts_of(*issued, trusted)
+        self._env = RealEnv()
+        self._change = "show"
+
+    def session(self, *, dials: bool) -> TlsSession:
+        return session_of(self._contexts, dials=dials)
+
+    def check_listener(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("step", ["admit", "show", None])
+async def test_a_certificate_without_a_role_asks_for_nothing_at_any_step(
+    fleet: FleetOfTest, step: Step, purpose: Purpose
+) -> None:
+    """Before: while a cluster changed, whatever the authority had issued asked, and moved blocks."""
+    theirs = options(secret=SECRET, fleet=at_step(fleet, step, "worker"))
+    async with listening(theirs, purpose=purpose) as (address, refused):
+        with pytest.raises(ConnectError, match="before it was greeted"):
+            await dial_member(address, using(OfNoRole(fleet)), RealEnv(), purpose)
+        await eventually(lambda: any("says no role" in each for each in refused))
 
 
 @pytest.mark.parametrize(("writes", "reads"), [*itertools.product(STEPS, STEPS)])

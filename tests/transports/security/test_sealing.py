@@ -15,6 +15,7 @@ from trinamo.transports.security.sealing import (
     PROCESSES_MAX,
     SEALED_BYTES,
     WINDOW,
+    Arrivals,
     Sealer,
 )
 
@@ -65,6 +66,7 @@ def test_elsewhere_it_does_not_open(about: bytes) -> None:
 
 
 def test_each_changed_bit_and_each_end_cut_off_is_refused() -> None:
+    once = Arrivals()
     other = sealer(NEW, seed=2)
     sealed = sealer(NEW).seal(b"x", b"here")
     changed = [
@@ -77,7 +79,7 @@ def test_each_changed_bit_and_each_end_cut_off_is_refused() -> None:
         with pytest.raises(RemoteProtocolError):
             other.open(each, b"here")
     assert other.refused == len(changed) + len(shorter) + 1
-    assert other.open(sealed, b"here", once=True) == b"x", "the others were not taken for it"
+    assert other.open(sealed, b"here", once=once) == b"x", "the others were not taken for it"
 
 
 def test_while_a_secret_takes_the_place_of_another_both_open_and_the_first_seals() -> None:
@@ -90,45 +92,60 @@ def test_while_a_secret_takes_the_place_of_another_both_open_and_the_first_seals
 
 
 def test_what_comes_once_is_refused_when_it_comes_again_or_too_late() -> None:
+    once = Arrivals()
     one, other = sealer(NEW), sealer(NEW, seed=2)
     said = [one.seal(b"%d" % number, b"") for number in range(WINDOW + 2)]
     for number in (1, 0, WINDOW, 2, WINDOW + 1, 3):
-        assert other.open(said[number], b"", once=True) == b"%d" % number
+        assert other.open(said[number], b"", once=once) == b"%d" % number
     assert other.refused == 0
     # The newest of them that is told apart is the second.
     for number in (0, 1, 2, 3, WINDOW, WINDOW + 1):
         with pytest.raises(RemoteProtocolError, match="before"):
-            other.open(said[number], b"", once=True)
+            other.open(said[number], b"", once=once)
     assert other.refused == 6
     assert other.open(said[0], b"") == b"0", "an answer may come late"
-    assert other.open(said[4], b"", once=True) == b"4"
+    assert other.open(said[4], b"", once=once) == b"4"
 
 
 def test_as_many_processes_as_are_said_are_remembered() -> None:
+    once = Arrivals()
     other = sealer(NEW)
     said = [sealer(NEW, seed=seed).seal(b"x", b"") for seed in range(2, PROCESSES_MAX + 2)]
     for each in said:
-        other.open(each, b"", once=True)
+        other.open(each, b"", once=once)
     with pytest.raises(RemoteProtocolError, match="before"):
-        other.open(said[0], b"", once=True)
+        other.open(said[0], b"", once=once)
     # Who speaks again stays, and whoever has been silent for longest goes.
-    other.open(said[2], b"")
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(said[2], b"", once=once)
     for seed in range(PROCESSES_MAX + 2, PROCESSES_MAX + 5):
-        other.open(sealer(NEW, seed=seed).seal(b"x", b""), b"")
+        other.open(sealer(NEW, seed=seed).seal(b"x", b""), b"", once=once)
     for silent in (1, 3):
-        assert other.open(said[silent], b"", once=True) == b"x"
+        assert other.open(said[silent], b"", once=once) == b"x"
     for spoke in (0, 2):
         with pytest.raises(RemoteProtocolError, match="before"):
-            other.open(said[spoke], b"", once=True)
+            other.open(said[spoke], b"", once=once)
     # Strangers push nobody out.
     for seed in range(8):
         with pytest.raises(RemoteProtocolError, match="secret_file"):
-            other.open(sealer(OLD, seed=seed).seal(b"x", b""), b"", once=True)
+            other.open(sealer(OLD, seed=seed).seal(b"x", b""), b"", once=once)
     with pytest.raises(RemoteProtocolError, match="before"):
-        other.open(said[1], b"", once=True)
+        other.open(said[1], b"", once=once)
+
+
+def test_what_comes_elsewhere_makes_no_request_a_new_one() -> None:
+    """Before: a report of each of 4,096 processes, said again long after their end, did."""
+    other, frontend, requests, reports = sealer(NEW), sealer(NEW, seed=2), Arrivals(), Arrivals()
+    request = frontend.seal(b"x", b"a request")
+    assert other.open(request, b"a request", once=requests) == b"x"
+    for seed in range(3, PROCESSES_MAX + 4):
+        other.open(sealer(NEW, seed=seed).seal(b"", b"a report"), b"a report", once=reports)
+    with pytest.raises(RemoteProtocolError, match="before"):
+        other.open(request, b"a request", once=requests)
 
 
 def test_without_a_secret_all_passes_as_it_is() -> None:
+    once = Arrivals()
     open_one = sealer()
     assert not open_one.seals
-    assert open_one.open(open_one.seal(b"x", b"here"), b"there", once=True) == b"x"
+    assert open_one.open(open_one.seal(b"x", b"here"), b"there", once=once) == b"x"

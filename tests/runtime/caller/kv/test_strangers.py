@@ -56,6 +56,9 @@ async def test_blocks_that_are_no_chain_do_not_end_the_router(
     first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
     async with cluster() as (client,), stranger(events_of(client)) as source:
+        # It is believed once it has answered for what it has under way, nothing.
+        await tell(source)
+        await until(lambda: known(client).routers == 1)
         # The last of an instance's requests takes all its blocks along: so there is a third.
         await tell(source, began(1, "f", first), began(2, "f", second), began(3, "f", ()))
         await until(lambda: known(client).active_requests == 3)
