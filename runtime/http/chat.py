@@ -329,8 +329,11 @@ class Inference:
         kind = self._endpoint.kind
         return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
 
+    def _find(self, model: str | None) -> tuple[str, Engine]:
+        return self._manager.find(model, self._endpoint.kind, self._endpoint.path)
+
     def _take(self, request: BodyRequest, tenant: str) -> Parsed:
-        model, engine = self._manager.find(request.model, self._endpoint.kind)
+        model, engine = self._find(request.model)
         add_fields(model=model)
         card = self._manager.card(model) or ModelCard(name=model, endpoint="")
         context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
@@ -358,7 +361,7 @@ class Inference:
         requests in another form, for which the body would be needed.
         """
         try:
-            model, engine = self._manager.find(parsed.wanted.model, self._endpoint.kind)
+            model, engine = self._find(parsed.wanted.model)
         except ModelAwayError:
             return parsed.wanted
         first, card = parsed.choices[0], self._manager.card(model)
@@ -374,7 +377,7 @@ class Inference:
 
     def _pass(self, data: Buffer, passed: PassedRequest, tenant: str) -> Parsed | None:
         """The request with its body as it is, if it is for a model that takes it so."""
-        model, engine = self._manager.find(passed.model, self._endpoint.kind)
+        model, engine = self._find(passed.model)
         card = self._manager.card(model)
         if card is None or not card.passes_through:
             return None

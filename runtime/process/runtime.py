@@ -78,7 +78,7 @@ class Runtime:
         """What became of the last requests here."""
         self.settings = Settings(control, metrics=metrics)
         """What may change while the cluster runs; followed from the start to the end."""
-        self.live = LiveConfig(config, self.settings)
+        self.live = LiveConfig(config, self.settings, metrics=metrics)
         """`config` with what the settings say in its place."""
         self.queues = Queues(events, env, traces=self.traces, metrics=metrics)
         """The work queues this process opens: counted, and shown in `/metrics` while open."""

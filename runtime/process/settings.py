@@ -183,15 +183,7 @@ class Settings:
         self._refused = metrics.counts(
             "settings_refused", "Values in the control plane that were refused", "setting"
         )
-        self._in_force = metrics.counts(
-            "setting_value",
-            "The value in force, of settings that are numbers",
-            "setting",
-            may_fall=True,
-        )
         self._listeners: list[Callable[[], None]] = []
-        for setting in SETTINGS.values():
-            self._show(setting)
 
     def get(self, setting: Setting[T]) -> T:
         """The value in force now."""
@@ -264,19 +256,11 @@ class Settings:
         if value != self.get(setting):
             _log.info("setting %s is %r now", setting.name, value)
         self._values[entry.key] = value
-        self._show(setting)
 
     def _delete(self, key: str) -> None:
         if self._values.pop(key, None) is not None:
             setting = self._by_key[key]
-            _log.info("setting %s is back at its default %r", setting.name, setting.default)
-            self._show(setting)
-
-    def _show(self, setting: Setting[Any]) -> None:
-        value = self.get(setting)
-        self._in_force.drop(setting.name)
-        if isinstance(value, (int, float)):
-            self._in_force.tally(setting.name).value = value
+            _log.info("setting %s is as each process is configured again", setting.name)
 
     def _refuse(self, name: str, why: str) -> None:
         _log.warning("setting refused: %s", why)
@@ -289,12 +273,19 @@ class LiveConfig:
     Tells those who listen, synchronously, whenever it changes.
     """
 
-    def __init__(self, config: Config, settings: Settings) -> None:
+    def __init__(self, config: Config, settings: Settings, *, metrics: Metrics) -> None:
         self._own, self._settings = config, settings
         self._listeners: list[Callable[[Config], None]] = []
+        self._shown = metrics.counts(
+            "setting_value",
+            "The value in force, of settings that are numbers",
+            "setting",
+            may_fall=True,
+        )
         self.config = config
         """What is in force now."""
         settings.listen(self._update)
+        self._show()
 
     def listen(self, listener: Callable[[Config], None]) -> None:
         """Call `listener` with what is in force after each change, and now if it differs already."""
@@ -318,11 +309,17 @@ class LiveConfig:
             value = self._settings.get(setting)
             if value is not None:
                 found = _replaced(found, setting.name.split("."), value)
-        if found == self.config:
-            return
-        self.config = found
-        for listener in self._listeners:
+        changed, self.config = found != self.config, found
+        self._show()
+        for listener in self._listeners if changed else ():
             listener(found)
+
+    def _show(self) -> None:
+        for name, value in self.values().items():
+            if isinstance(value, (int, float)):
+                self._shown.tally(name).value = value
+            else:
+                self._shown.drop(name)
 
 
 def _replaced(section: Any, way: list[str], value: Any) -> Any:
@@ -368,7 +365,7 @@ async def write_setting(control: ControlPlane, name: str, text: str) -> Any:
 
 
 async def reset_setting(control: ControlPlane, name: str) -> Any:
-    """Delete the stored value and return the default that is in force then."""
+    """Delete the stored value and return the default, by which each process is as it is configured."""
     setting = find_setting(name)
     await control.delete(setting.key)
     return setting.default

@@ -1,8 +1,9 @@
 """The last requests of this process, in a ring: the newest take the place of the oldest.
 
 Each is known by the id that it has here. What `find` is asked for may be any id of the request: the
-client's `X-Request-Id`, the cluster's own, or that of one attempt at one worker, which stands in
-the worker's log; each of these begins with the one before it (`RequestIds.make`, `attempt_id`).
+client's `X-Request-Id`, the cluster's own, that of one choice of several, or that of one attempt at
+one worker, which stands in the worker's log; each of these begins with the one before it
+(`RequestIds.make`, `choices.py`, `attempt_id`).
 `view_requests` tells what is under way, and what failed last, each in a line.
 """
 
@@ -26,8 +27,8 @@ FOUND_MAX: Final = 16
 RECENT_MAX: Final = 50
 SET_ASIDE_MAX: Final = 128
 # Behind an id of our own alone: what a client calls its request may end so as well.
-_ATTEMPTS: Final = re.compile(r"(?<=[0-9a-f]{16})(?:\.[0-9a-f]{8})+\Z")
-_INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{8})*\Z")
+_ATTEMPTS: Final = re.compile(r"(?<=[0-9a-f]{16})(?:\.[0-9a-f]{1,8})+\Z")
+_INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{1,8})*\Z")
 ID_CHARACTERS_MAX: Final = 256
 
 
@@ -118,13 +119,17 @@ class Traces:
     def find(self, request_id: str) -> ProcessView:
         """What is kept of a request, by any of its ids or by the id of a job that it put."""
         offset = self.offset_s
-        root = root_of(request_id)
+        # What a client calls its request may end as an attempt's does: so it is looked for as it is, too.
+        roots = {root_of(request_id), request_id[:ID_CHARACTERS_MAX]}
         kept = chain(self._set_aside, self._ring)
         fitting = [
             each
             for each in kept
-            if (each.request_id.startswith(root) and _INNER.match(each.request_id, len(root)))
-            or any(leg.facts.get("job") == root for leg in each.legs)
+            if any(
+                each.request_id.startswith(root) and _INNER.match(each.request_id, len(root))
+                for root in roots
+            )
+            or any(leg.facts.get("job") in roots for leg in each.legs)
         ]
         return ProcessView(
             process=self._process,

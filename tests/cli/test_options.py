@@ -16,7 +16,7 @@ from rich.text import Text
 from trinamo.cli.children.readiness import parse_line
 from trinamo.cli.completion import complete_engine
 from trinamo.cli.main import app
-from trinamo.cli.options import Sources, gather
+from trinamo.cli.options import Sources, gather, place_of
 from trinamo.cli.serve import engine as engine_module
 from trinamo.cli.up import plan as plan_module
 from trinamo.cli.up.plan import plan_cluster
@@ -67,6 +67,13 @@ def test_children_get_the_same_configuration(tmp_path: Path) -> None:
     assert in_child == sources.load()
     assert in_child.http.port == 8080
     assert in_child.http.requests_max == 7
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])
+def test_a_frontend_is_named_as_clients_name_it_too(tail: str) -> None:
+    """`trinamo up` prints the address that clients take, and that is what people copy."""
+    assert place_of(f"http://127.0.0.1:8787{tail}") == "http://127.0.0.1:8787"
+    assert place_of(None) == ""
 
 
 def test_an_engine_that_cannot_run_is_refused_before_a_child_is_started(

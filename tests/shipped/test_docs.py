@@ -226,6 +226,20 @@ def test_every_python_command_has_its_file() -> None:
     assert not wrong, listed(wrong)
 
 
+def test_every_address_that_is_asked_is_the_one_that_a_frontend_has_by_default() -> None:
+    """Whoever types what a page shows, beside a `trinamo up`, gets an answer."""
+    port = Config().http.port
+    wrong = [
+        str(line)
+        for line in commands()
+        if program(line)[1] == "curl"
+        for found in re.findall(r"(?:localhost|127\.0\.0\.1):(\d+)", " ".join(line.words))
+        if int(found) != port
+    ]
+
+    assert not wrong, listed(wrong)
+
+
 def is_there(arguments: list[str]) -> bool:
     if arguments[0] == "-m":
         return importlib.util.find_spec(arguments[1]) is not None

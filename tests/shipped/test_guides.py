@@ -97,6 +97,15 @@ async def test_every_engine_of_the_page_answers(
     assert said == SAID[command]
 
 
+def test_the_engine_of_the_readme_is_one_for_a_cluster_too(tmp_path: Path) -> None:
+    """Its file ends with a service of its own, which an import must not start."""
+    (body,) = (each for each in blocks(ROOT / "README.md", "python") if "@trinamo.engine" in each)
+    (tmp_path / "parrot.py").write_text(body)
+    place = Place(tmp_path)
+    done = place.run("worker", "--check-engine", "--engine", "./parrot.py:parrot")
+    assert done.stdout == "engine ./parrot.py:parrot is parrot\n", done.stderr
+
+
 def test_the_commands_of_the_page_name_engines_that_are_there() -> None:
     lines = [line for body in blocks(WORKER_PAGE, "console") for line in body.splitlines()]
     named = set()

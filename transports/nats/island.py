@@ -396,7 +396,7 @@ class Island:
         except CONNECTION_ERRORS as error:
             # They hold the client, which holds it: all attempts of an outage would stay.
             forget_frames(error)
-            return self._connect_error(str(error))
+            return self._connect_error(str(error) or type(error).__name__)
         finally:
             closing.cancel()
         self._opened.set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -133,9 +134,12 @@ class EmbeddedServer:
                 signal_group(child, signal.SIGKILL)
                 child.wait()
         if not is_ready:
+            # Whose disk is full may have written nothing at all.
+            free = shutil.disk_usage(directory).free
+            told = log_tail(self.log_path) or f"(nothing; {free} bytes are free in {directory})"
             raise ConnectError(
                 f"the embedded {self.name} server did not start on {self.address}; "
-                f"its log ends with: {log_tail(self.log_path) or '(nothing)'}"
+                f"its log ends with: {told}"
             )
         self._started.unpark_all()
 

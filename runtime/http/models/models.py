@@ -170,12 +170,13 @@ class ModelManager:
 
     # --- looking up ---
 
-    def find(self, model: str | None, kind: ModelKind) -> tuple[str, Engine]:
+    def find(self, model: str | None, kind: ModelKind, path: str = "") -> tuple[str, Engine]:
         """The own name and the engine of `model`, or of the default of `kind` if it is empty.
 
-        `model` is a name or an alias. Raises `ModelAwayError` if it was served a while ago, or if
-        nothing is served at all, `UnsupportedEndpointError` with what works if it does something
-        else, or `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
+        `model` is a name or an alias; `path` is what was asked, if not that of `kind`. Raises
+        `ModelAwayError` if it was served a while ago, or if nothing is served at all,
+        `UnsupportedEndpointError` with what works if it does something else, or
+        `ModelNotFoundError` with the models there are, as far as they fit in a sentence.
         """
         name = self._own_name(model) if model else self._defaults.get(kind, "")
         served = self._models.get(name)
@@ -183,13 +184,15 @@ class ModelManager:
             return name, served.engines[kind]
         if served is not None:
             raise UnsupportedEndpointError.of(
-                f"the model '{name[:80]}'", kind.path, [other.path for other in served.engines]
+                f"the model '{name[:80]}'",
+                path or kind.path,
+                [other.path for other in served.engines],
             )
         self._check_away(name, kind)
         if not name:
             there = {other for each in self._models.values() for other in each.engines}
             works = [other.path for other in ModelKind if other in there]
-            raise UnsupportedEndpointError.of("no model served here", kind.path, works)
+            raise UnsupportedEndpointError.of("no model served here", path or kind.path, works)
         known = self.models(kind) or self.models()
         raise ModelNotFoundError(
             f"the model '{name[:80]}' does not exist; served here: {', '.join(known[:8])}",

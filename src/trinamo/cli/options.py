@@ -75,6 +75,11 @@ KeyEnv = Annotated[
 PresetName = Literal["small", "medium", "large"]
 
 
+def place_of(url: str | None) -> str:
+    """The frontend at `url`, as it was typed or as `trinamo up` prints it for clients; empty if none."""
+    return (url or "").rstrip("/").removesuffix("/v1")
+
+
 def key_of(key_env: str | None) -> str:
     """The key that `--key-env` names; empty without."""
     if key_env is None:

@@ -126,7 +126,9 @@ def set_value(
         ),
     ] = None,
     *,
-    reset: Annotated[bool, typer.Option("--reset", help="Back to the default.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Each process as it is configured.")
+    ] = False,
     sources: Sources,
 ) -> None:
     """Store a value, which every process takes up at once; a bad one is refused here."""
@@ -154,7 +156,7 @@ def watch(
     *,
     sources: Sources,
 ) -> None:
-    """Print the value in force, and each one that follows, until interrupted."""
+    """Print the value that is set, and each one that follows, until interrupted; where none is, what stands for that."""
     from trinamo.runtime.env import RealEnv
     from trinamo.runtime.metrics.metrics import Metrics
     from trinamo.runtime.nurseries import open_nursery

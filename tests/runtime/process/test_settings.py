@@ -9,12 +9,14 @@ import pytest
 import trio
 import trio.testing
 
+from trinamo.runtime.config.config import Config
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ControlPlaneError, RequestError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes import ControlPlane, WatchEvent
 from trinamo.runtime.process.settings import (
     REQUESTS_MAX,
+    LiveConfig,
     Settings,
     find_setting,
     read_settings,
@@ -151,6 +153,7 @@ async def test_a_process_lives_without_its_settings_and_follows_once_it_may(
 async def test_what_is_in_force_is_a_metric() -> None:
     metrics, control = Metrics(RealEnv()), MemoryControlPlane(MemoryStore())
     settings = Settings(control, metrics=metrics)
+    LiveConfig(Config(), settings, metrics=metrics)
     shown = [metrics.value("setting_value", setting=NAME)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(settings.run)
@@ -161,7 +164,10 @@ async def test_what_is_in_force_is_a_metric() -> None:
             shown.append(metrics.value("setting_value", setting=NAME))
         nursery.cancel_scope.cancel()
 
-    assert shown == [DEFAULT, 8, DEFAULT]
+    own = Config().worker.requests_max
+    assert shown == [own, 8, own]
+    edge = "http.requests_max"
+    assert metrics.value("setting_value", setting=edge) == Config().http.requests_max
 
 
 @pytest.mark.parametrize(

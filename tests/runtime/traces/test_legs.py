@@ -30,12 +30,12 @@ class Cluster:
     frontend: str = ""
     workers: dict[str, str] = attrs.Factory(dict)
 
-    async def ask(self, name: str, **headers: str) -> httpx.Response:
+    async def ask(self, name: str, *, n: int = 1, worker: str = "") -> httpx.Response:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
             return await http.post(
                 "/v1/completions",
-                json={"prompt": TEXT, "max_tokens": 3},
-                headers={"x-request-id": name, **headers},
+                json={"prompt": TEXT, "max_tokens": 3, "n": n},
+                headers={"x-request-id": name} | ({"x-trinamo-worker": worker} if worker else {}),
             )
 
     async def legs(self, place: str, name: str) -> list[LegView]:
@@ -107,9 +107,20 @@ async def test_an_answer_s_legs_lie_within_each_other() -> None:
         assert times == sorted(times)
 
 
+async def test_each_choice_of_an_answer_has_its_legs_at_the_workers() -> None:
+    async with open_cluster() as cluster:
+        assert (await cluster.ask("mine", n=3)).status_code == 200
+        front, back = (
+            await cluster.legs(cluster.frontend, "mine"),
+            await cluster.worker_legs("mine"),
+        )
+    assert [leg.name for leg in front] == ["http", "attempt", "attempt", "attempt"]
+    assert sorted(leg.name for leg in back) == ["engine"] * 3 + ["worker"] * 3
+
+
 async def test_a_refused_request_has_a_leg_with_the_reason() -> None:
     async with open_cluster() as cluster:
-        answer = await cluster.ask("mine", **{"x-trinamo-worker": "0" * 16})
+        answer = await cluster.ask("mine", worker="0" * 16)
         front, back = (
             await cluster.legs(cluster.frontend, "mine"),
             await cluster.worker_legs("mine"),

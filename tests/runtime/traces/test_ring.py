@@ -32,22 +32,25 @@ def ids_of(traces: Traces, asked: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "asked", ["mine", INNER, f"{INNER}.00c0ffee", f"{INNER}.00c0ffee.12345678"]
+    "asked",
+    ["mine", INNER, f"{INNER}.00c0ffee", f"{INNER}.00c0ffee.12345678", f"{INNER}.127.00c0ffee"],
 )
 def test_a_request_is_found_by_each_of_its_ids(asked: str) -> None:
     traces = Traces(HandClock(), 10)
-    for kept in (INNER, f"{INNER}.00c0ffee", "mine-1", "mine2", "yours"):
+    of_one = [INNER, f"{INNER}.00c0ffee", f"{INNER}.0.00c0ffee"]
+    for kept in (*of_one, "mine-1", "mine2", "mine.5-0123456789abcdef", "yours"):
         traces.begin(kept)
-    assert ids_of(traces, asked) == [INNER, f"{INNER}.00c0ffee"]
+    assert ids_of(traces, asked) == of_one
 
 
 def test_a_client_s_id_may_end_like_that_of_an_attempt() -> None:
     traces = Traces(HandClock(), 10)
-    inner = "batch.20261122-0123456789abcdef"
-    for kept in (inner, f"{inner}.00c0ffee", "batch-0123456789abcdef"):
-        traces.begin(kept)
-    for asked in ("batch.20261122", inner, f"{inner}.00c0ffee"):
-        assert ids_of(traces, asked) == [inner, f"{inner}.00c0ffee"]
+    for name in ("batch.20261122", "4bf92f3577b34da6.1"):
+        inner = f"{name}-0123456789abcdef"
+        for kept in (inner, f"{inner}.00c0ffee", "batch-0123456789abcdef"):
+            traces.begin(kept)
+        for asked in (name, inner, f"{inner}.00c0ffee"):
+            assert ids_of(traces, asked) == [inner, f"{inner}.00c0ffee"]
 
 
 def test_requests_that_a_client_called_the_same_are_told_apart_by_the_id_inside() -> None:

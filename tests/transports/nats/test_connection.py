@@ -166,10 +166,22 @@ async def test_a_process_that_starts_before_its_broker_waits_for_it(
         await server.start()
 
 
-async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
-    async def say_nothing(stream: trio.SocketStream) -> None:
-        await trio.sleep_forever()
+async def say_nothing(stream: trio.SocketStream) -> None:
+    await trio.sleep_forever()
 
+
+async def test_a_server_that_is_silent_is_told_with_a_reason() -> None:
+    """What is raised then has no words of its own."""
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
+        place = f"nats://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        section = NatsConfig(connect_timeout_s=0.1, start_timeout_s=0.2)
+        with raises_connect_error(f"cannot connect to NATS at {place}: TimeoutError"):
+            await open_and_leave([place], section)
+        nursery.cancel_scope.cancel()
+
+
+async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
         port = listeners[0].socket.getsockname()[1]

@@ -123,6 +123,22 @@ async def test_a_port_in_use_is_told_with_the_servers_own_words() -> None:
         assert str(port) in str(caught.value)
 
 
+async def test_a_server_that_can_write_nothing_is_told_with_the_room_on_its_disk(
+    tmp_path: Path,
+) -> None:
+    """As on a full disk, where its log cannot say so either."""
+
+    async def answers_never(_: str) -> bool:
+        return False
+
+    silent = EmbeddedServer(
+        "etcd", ["/bin/false"], answers_never, address="unix:nowhere", directory=tmp_path
+    )
+    told = rf"its log ends with: \(nothing; \d+ bytes are free in {tmp_path}\)"
+    with pytest.raises(ConnectError, match=told):
+        await silent.start()
+
+
 async def test_etcd_listens_on_no_port_at_all() -> None:
     """So no page in a browser and no other user finds anything to speak to."""
     async with open_etcd_server() as server:

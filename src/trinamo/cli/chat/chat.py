@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ..options import KeyEnv, Sources, key_of, sources_of, takes_sources
+from ..options import KeyEnv, Sources, key_of, place_of, sources_of, takes_sources
 
 COMPLETION_TIMEOUT_S: Final = 1.0
 """Somebody has pressed a key and waits."""
@@ -25,7 +25,7 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
         from ..running.locating import frontend_url, locate
 
         base = ctx.params.get("url") or frontend_url(locate(sources_of(ctx.params)))
-        url = f"{base.rstrip('/').removesuffix('/v1')}/v1/models"
+        url = f"{place_of(base)}/v1/models"
         found = trio.run(partial(fetch_json, fetch, url, timeout_s=COMPLETION_TIMEOUT_S))
         names = [str(each["id"]) for each in found["data"]]
     except Exception:  # noqa: BLE001 -- a shell that completes has no place for it

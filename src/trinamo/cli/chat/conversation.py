@@ -29,6 +29,8 @@ from trinamo.runtime.protocol.openai.answers import DONE_DATA
 from trinamo.transports.openai.client import HttpReply, open_request
 from trinamo.transports.openai.events import EventSplitter
 
+from ..options import place_of
+
 TURNS_MAX: Final = 200
 _EVENT_BYTES_MAX: Final = 1 << 20
 """Older turns are forgotten; the system prompt stays."""
@@ -47,7 +49,7 @@ class Conversation:
         temperature: float | None = None,
         key: str = "",
     ) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._base = place_of(url)
         given = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._settings = {name: value for name, value in given.items() if value is not None}
         self._system = [{"role": "system", "content": system}] if system else []

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..failures import EXIT_FAILED
-from ..options import KeyEnv, Sources, Url, key_of, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, place_of, takes_sources
 
 
 @takes_sources("etcd", "nats", "show")
@@ -33,7 +33,7 @@ def doctor(
     from .examination import examine
     from .finding import FindingVerdict, findings_table
 
-    findings = trio.run(examine, locate(sources), (url or "").rstrip("/"), key_of(key_env))
+    findings = trio.run(examine, locate(sources), place_of(url), key_of(key_env))
     if as_json:
         import json
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..options import KeyEnv, Sources, Url, key_of, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, place_of, takes_sources
 
 
 @takes_sources("etcd", "nats", "show")
@@ -40,7 +40,7 @@ def status(
     from .text import open_console, survey_json, survey_tables
 
     survey = trio.run(
-        partial(survey_cluster, locate(sources), url=(url or "").rstrip("/"), key=key_of(key_env))
+        partial(survey_cluster, locate(sources), url=place_of(url), key=key_of(key_env))
     )
     if as_json:
         sys.stdout.write(survey_json(survey) + "\n")

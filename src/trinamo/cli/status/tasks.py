@@ -9,7 +9,7 @@ import typer
 
 from trinamo.runtime.logs.text import one_line
 
-from ..options import KeyEnv, Sources, key_of, takes_sources
+from ..options import KeyEnv, Sources, key_of, place_of, takes_sources
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -55,7 +55,7 @@ def tasks(
     from .asking import find_places
 
     async def ask() -> tuple[list[tuple[str, TasksView]], list[str]]:
-        place, key = (url or "").rstrip("/"), key_of(key_env)
+        place, key = place_of(url), key_of(key_env)
         places, keys = {place: place}, {place: key}
         if not place:
             places, keys = await find_places(locate(sources), "", key)

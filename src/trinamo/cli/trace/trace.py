@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ..options import KeyEnv, Sources, Url, key_of, takes_sources
+from ..options import KeyEnv, Sources, Url, key_of, place_of, takes_sources
 
 _ID: Final = re.compile(r"[A-Za-z0-9._:\-]{1,256}")
 
@@ -68,7 +68,7 @@ def trace(
         raise RequestError("this is no request id: letters, digits and . _ : - , at most 256")
     target = locate(sources)
     answers = trio.run(
-        partial(ask_cluster, target, request_id, url=(url or "").rstrip("/"), key=key_of(key_env))
+        partial(ask_cluster, target, request_id, url=place_of(url), key=key_of(key_env))
     )
     line = time_line(answers)
     if as_json:

@@ -130,4 +130,6 @@ async def test_a_model_without_the_feature_has_no_such_endpoint(serve: Any) -> N
         ("/detokenize", {"tokens": [1]}),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
     ):
-        assert (await post(running, path, **body | {"model": "plain"})).status_code in (400, 404)
+        answer = await post(running, path, **body | {"model": "plain"})
+        assert answer.status_code == 400
+        assert f"the model 'plain' does not answer {path}; use " in answer.text
