@@ -21,7 +21,7 @@ import msgspec
 
 from ..context import Context
 from ..env import Env
-from ..errors import DisconnectedError, TrinamoError, error_from_wire
+from ..errors import DisconnectedError, TrinamoError, error_from_wire, error_to_wire
 from ..metrics.tallies import Registry
 from ..protocol.kv.names import RoutingHint
 from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
@@ -338,8 +338,8 @@ class MigratingAnswer(Sink[Delta]):
         text = f"{error.message} ({'; '.join(says)})"
         # What has begun may have happened.
         definite = error.definite and not (self._delivered_count or self._is_long)
-        param = getattr(error, "param", None) or ""
-        raise error_from_wire(error.code, text, definite=definite, param=param) from error
+        told = {**error_to_wire(error), "message": text, "definite": definite}
+        raise error_from_wire(**told) from error
 
     def _who_goes_on(self) -> Collection[str] | None:
         return frozenset() if self._is_replaced() else self._servers()

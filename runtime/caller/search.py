@@ -122,7 +122,7 @@ class Search:
             raise self._error or nobody from None
 
     def fail(self, instance: Instance, error: TrinamoError) -> None:
-        """An attempt ended with `error`, one of `ELSEWHERE`; raises it if it was the last one."""
+        """An attempt ended with `error`, one of `ELSEWHERE`: if it was the last one, raises why nobody took it."""
         self._router.fail(instance, error, self._context)
         forget_frames(error)
         if not isinstance(self._error, OverloadedError):
@@ -137,11 +137,12 @@ class Search:
             return
         # All that were there died at once, and are listed until their leases end: nothing was
         # tried, and there may be time to wait.
-        if self._patience is None or self._named is not None or not isinstance(error, ConnectError):
-            raise error
+        why, may_wait = self._error, self._patience is not None and self._named is None
+        if not (may_wait and isinstance(why, ConnectError)):
+            raise why
         self._until = self._until or trio.current_time() + self._router.wait_s
         if trio.current_time() >= self._until:
-            raise error
+            raise why
 
     @property
     def _waits_for_room(self) -> bool:

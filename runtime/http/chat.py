@@ -248,12 +248,13 @@ class Inference:
 
     async def _take_turns(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
         admission, came_at = self._admission, self._manager.metrics.now()
-        parsed = self._understand(post, body)
+        parsed, silence_count = self._understand(post, body), 0
         while True:
             wanted = parsed.wanted if isinstance(parsed, Parsed) else parsed
             context = admission.enter(ticket, wanted)
             if context is None:
                 context = await self._wait(post, ticket, wanted)
+            context.silence_count = silence_count
             try:
                 if isinstance(parsed, WaitingRequest):
                     parsed = self._understand(post, body)
@@ -268,6 +269,7 @@ class Inference:
                     if record.outcome != SENT_BACK:
                         return record
                     why = record.detail
+                silence_count = context.silence_count
                 admission.queue.refused(ticket, wanted, OverloadedError(why))
             finally:
                 admission.leave(context, ticket)

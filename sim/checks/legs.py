@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ..core.trace import Row
 
 
-_CHOICE: Final = re.compile(r"\.(\d{1,3})\.[0-9a-f]{8}$")
-"""In the id of an attempt, behind that of the request (`http/choices.py`, `attempt_id`)."""
+_CHOICE: Final = re.compile(r"\.(\d{1,3})(?:\.[0-9a-f]{8})+$")
+"""In the id of an attempt, behind that of the request (`http/choices.py`, `attempt_id`); what a decode
+worker asks of a prefill worker is an attempt of its own attempt."""
 HEARD_S: Final = 0.005
 """Within how long the protocol has a Kill heard; time passes between steps where they are interleaved."""
 

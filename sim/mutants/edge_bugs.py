@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from trinamo.runtime.caller.search import Search
+from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.http import chat
 from trinamo.runtime.http.admission.admission import Admission, AdmissionQueue
 from trinamo.runtime.http.choices import ChoiceSink
@@ -36,6 +37,16 @@ stands("place_lost", (AdmissionQueue, "settle", NOTHING))
 
 # A request that finds nobody ends at once, whoever comes the next moment.
 stands("nobody_waits", (Search, "_may_wait", False))
+
+
+@instead_of(Search, "fail")
+def last_attempt_says_why(fail: Any, self: Any, instance: Any, error: TrinamoError) -> None:
+    """Whoever was asked last says why nobody took a request, though the others were only full."""
+    try:
+        fail(self, instance, error)
+    except TrinamoError:
+        raise error from None
+
 
 # A model whose workers are all gone was never heard of.
 stands("nobody_is_unknown", (ModelManager, "_check_away", NOTHING))

@@ -12,7 +12,13 @@ from trinamo.runtime.caller.instances import Instances
 from trinamo.runtime.caller.liveness import Monitor
 from trinamo.runtime.caller.record import InstanceRecord
 from trinamo.runtime.caller.router import Router
-from trinamo.runtime.errors import ControlPlaneError, LeaseLostError, RemoteProtocolError
+from trinamo.runtime.errors import (
+    ConnectError,
+    ControlPlaneError,
+    LeaseLostError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 from trinamo.runtime.kv.index import KvIndex
 from trinamo.runtime.planes import Message, Snapshot
 from trinamo.runtime.protocol.discovery.lease import LeaseTimer
@@ -25,6 +31,7 @@ from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
+from trinamo.transports.nats import requests
 from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue import work_queue
 from trinamo.transports.nats.queue.fetching import Fetcher
@@ -322,3 +329,12 @@ async def unanswered_is_gone(_: Any, __: Any, ___: Any, on_connected: Any, **___
     """Whoever answers no probe for a second is gone, though discovery names it."""
     on_connected()
     await trio.sleep_forever()
+
+
+@instead_of(requests._Delivery, "_ask")  # noqa: SLF001 -- what is replaced
+async def nobody_there_is_an_answer(ask: Any, self: Any, sealed: bytes) -> Any:
+    """That nobody is subscribed counts as a refusal, as if a worker had given it."""
+    try:
+        return await ask(self, sealed)
+    except ConnectError as error:
+        raise UnavailableError(error.message) from error

@@ -222,10 +222,10 @@ class NatsRequestPlane:
     def post(self, address: str, envelope: Envelope, payload: bytes, take: TakeAnswer) -> _Delivery:
         """Deliver a request; raises `ConnectError` for an address that is no subject.
 
-        `take` gets `UnavailableError` if nobody listens at `address`, `ConnectError` if the broker
-        was away and the request never left, `DisconnectedError` if no ACK came and `DeadlineError`
-        if no result did, `RemoteProtocolError` if what came is neither. Raises `RequestError` if the
-        request is larger than a message may be.
+        `take` gets `ConnectError` if nobody listens at `address`, or the broker was away and the
+        request never left, `DisconnectedError` if no ACK came and `DeadlineError` if no result did,
+        `RemoteProtocolError` if what came is neither. Raises `RequestError` if the request is
+        larger than a message may be.
         """
         try:
             check_subject(address)
@@ -366,13 +366,15 @@ class _Delivery:
             raise DisconnectedError(
                 f"{self._address} did not answer the envelope within {self._timeout_s:g} s"
             ) from error
+        except UnavailableError as nobody:
+            raise ConnectError(nobody.message) from nobody
         finally:
             if self._probing is not None:
                 self._probing.cancel()
         if frame is None:
             # It may have been heard all the same, by one that stood still.
             await self._tell_cancelled(Reason.DEADLINE)
-            raise UnavailableError(f"nobody is subscribed to {self._address}")
+            raise ConnectError(f"nobody is subscribed to {self._address}")
         header, result = decode_frame(frame)
         answer = decode_answer(header)
         request_id = self._envelope.id

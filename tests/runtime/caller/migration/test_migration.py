@@ -30,6 +30,7 @@ from trinamo.runtime.errors import (
     EngineError,
     KilledError,
     OverloadedError,
+    RateLimitedError,
     RemoteProtocolError,
     RequestError,
     TrinamoError,
@@ -295,6 +296,27 @@ async def test_nobody_left_is_told_with_the_worker_that_died(cluster: Cluster) -
     assert not failed.value.definite
     labels = {"kind": "ongoing", "outcome": "failed"}
     assert registry.get_sample_value("trinamo_migrations_total", labels) == 1
+
+
+async def test_when_to_ask_again_is_told_also_behind_what_was_tried_before(
+    cluster: Cluster,
+) -> None:
+    """An upstream's `Retry-After` is its client's, be it the second that was asked."""
+    asked = 0
+
+    async def refuse(request: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise RateLimitedError("too often", retry_after_s=30)
+        yield Delta("0,", [0], None, 5)
+        raise lost()
+
+    for number in range(2):
+        await cluster.serve(f"{number}", refuse, request_type=GenerateRequest)
+    with pytest.raises(RateLimitedError, match=r"too often.*replayed before") as failed:
+        await answer(await cluster.client())
+    assert failed.value.retry_after_s == 30
 
 
 @pytest.mark.parametrize("seed", [None, 4])

@@ -140,6 +140,20 @@ async def test_who_was_there_and_said_no_is_not_waited_for(
     assert trio.current_time() == 0
 
 
+@pytest.mark.parametrize(
+    "last",
+    [UnavailableError("draining"), DisconnectedError("its link broke"), ConnectError("refused")],
+)
+async def test_who_is_full_says_why_nobody_took_it_whoever_was_asked_last(last: Any) -> None:
+    """Such a request waits at the front door for a place; any other error is its client's."""
+    seeking = search(router("1", "2", "3", "4"), attempts_max=3)
+    for _ in range(2):
+        seeking.fail(await seeking.choose(), OverloadedError("full"))
+    third = await seeking.choose()
+    with pytest.raises(OverloadedError, match="full"):
+        seeking.fail(third, last)
+
+
 async def test_a_replay_waits_for_room_and_a_new_request_does_so_elsewhere(
     autojump_clock: MockClock,
 ) -> None:

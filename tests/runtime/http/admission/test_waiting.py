@@ -19,6 +19,7 @@ from tests.runtime.http.models.test_shedding import BUSY, IDLE
 from tests.runtime.http.running import on_every_server
 from tests.runtime.small_cluster import MODEL, open_small_cluster
 from trinamo.runtime.context import Context
+from trinamo.runtime.errors import OverloadedError
 from trinamo.runtime.http.admission.admission import Ticket
 from trinamo.runtime.http.models.models import ModelKind
 from trinamo.runtime.protocol.openai.generate import (
@@ -226,6 +227,23 @@ async def test_what_a_worker_s_own_bound_refuses_waits_at_the_front_door() -> No
                     nursery.start_soon(ask)
         refused = cluster.service.metrics.value("requests_refused_total", bound="requests_max")
     assert (statuses, refused) == ([200] * 30, 0)
+
+
+async def test_how_many_fell_silent_over_a_request_is_known_when_it_has_waited(serve: Any) -> None:
+    """After two no third one is asked, though others refused it in between: it may be what blocks them."""
+    counts: list[int] = []
+
+    async def full_but_one(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        counts.append(context.silence_count)
+        if len(counts) < 3:
+            context.silence_count += 1
+            raise OverloadedError("the others are full")
+        yield Delta("done", [1], FinishReason.STOP, 1)
+
+    running = await serve(full_but_one, queue_max=2)
+    async with running.client() as client:
+        assert (await client.post(PATH, json=HELLO)).status_code == 200
+    assert counts == [0, 1, 2]
 
 
 async def test_who_waits_is_let_in_as_workers_take_and_not_as_they_answer(
