@@ -3,7 +3,8 @@
 Each is known by the id that it has here. What `find` is asked for may be any id of the request: the
 client's `X-Request-Id`, the cluster's own, that of one choice of several, or that of one attempt at
 one worker, which stands in the worker's log; each of these begins with the one before it
-(`RequestIds.make`, `choices.py`, `attempt_id`).
+(`RequestIds.make`, `choices.py`, `attempt_id`). Or the id of the answer, which is the cluster's own
+behind the word for its kind.
 `view_requests` tells what is under way, and what failed last, each in a line.
 """
 
@@ -29,6 +30,7 @@ SET_ASIDE_MAX: Final = 128
 # Behind an id of our own alone: what a client calls its request may end so as well.
 _ATTEMPTS: Final = re.compile(r"(?<=[0-9a-f]{16})(?:\.[0-9a-f]{1,8})+\Z")
 _INNER: Final = re.compile(r"(?:-[0-9a-f]{16})?(?:\.[0-9a-f]{1,8})*\Z")
+_ANSWER: Final = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 ID_CHARACTERS_MAX: Final = 256
 
 
@@ -119,8 +121,9 @@ class Traces:
     def find(self, request_id: str) -> ProcessView:
         """What is kept of a request, by any of its ids or by the id of a job that it put."""
         offset = self.offset_s
-        # What a client calls its request may end as an attempt's does: so it is looked for as it is, too.
-        roots = {root_of(request_id), request_id[:ID_CHARACTERS_MAX]}
+        # What a client calls its request may look like an attempt's or an answer's: so it is looked for as it is, too.
+        own_id = _ANSWER.sub("", request_id)
+        roots = {root_of(own_id), root_of(request_id), request_id[:ID_CHARACTERS_MAX]}
         kept = chain(self._set_aside, self._ring)
         fitting = [
             each

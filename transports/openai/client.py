@@ -254,7 +254,7 @@ class Connections:
                 address.host, address.port, address.tls, self._connect_timeout_s, "the upstream"
             )
         except ConnectError as error:
-            raise ConnectError(f"the upstream {address.url}: {error.message}") from error
+            raise ConnectError(f"the upstream: {error.message}") from error
 
     def give(self, connection: UpstreamConnection, response: Response) -> None:
         """Take a connection back, or close it if it cannot be used again."""

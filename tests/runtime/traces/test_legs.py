@@ -30,12 +30,14 @@ class Cluster:
     frontend: str = ""
     workers: dict[str, str] = attrs.Factory(dict)
 
-    async def ask(self, name: str, *, n: int = 1, worker: str = "") -> httpx.Response:
+    async def ask(
+        self, name: str, headers: dict[str, str] | None = None, *, n: int = 1
+    ) -> httpx.Response:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
             return await http.post(
                 "/v1/completions",
                 json={"prompt": TEXT, "max_tokens": 3, "n": n},
-                headers={"x-request-id": name} | ({"x-trinamo-worker": worker} if worker else {}),
+                headers={"x-request-id": name, **(headers or {})},
             )
 
     async def legs(self, place: str, name: str) -> list[LegView]:
@@ -120,7 +122,7 @@ async def test_each_choice_of_an_answer_has_its_legs_at_the_workers() -> None:
 
 async def test_a_refused_request_has_a_leg_with_the_reason() -> None:
     async with open_cluster() as cluster:
-        answer = await cluster.ask("mine", worker="0" * 16)
+        answer = await cluster.ask("mine", {"x-trinamo-worker": "0" * 16})
         front, back = (
             await cluster.legs(cluster.frontend, "mine"),
             await cluster.worker_legs("mine"),

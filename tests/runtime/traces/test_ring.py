@@ -53,6 +53,15 @@ def test_a_client_s_id_may_end_like_that_of_an_attempt() -> None:
             assert ids_of(traces, asked) == [inner, f"{inner}.00c0ffee"]
 
 
+@pytest.mark.parametrize("kind", ["chatcmpl-", "cmpl-", "resp_", "msg_"])
+def test_a_request_is_found_by_the_id_of_its_answer(kind: str) -> None:
+    traces = Traces(HandClock(), 10)
+    for kept in (INNER, f"{INNER}.00c0ffee", f"{kind}theirs-0123456789abcdef", "yours"):
+        traces.begin(kept)
+    assert ids_of(traces, kind + INNER) == [INNER, f"{INNER}.00c0ffee"]
+    assert ids_of(traces, f"{kind}theirs") == [f"{kind}theirs-0123456789abcdef"]
+
+
 def test_requests_that_a_client_called_the_same_are_told_apart_by_the_id_inside() -> None:
     traces = Traces(HandClock(), 10)
     traces.begin(INNER)

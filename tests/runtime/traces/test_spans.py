@@ -272,7 +272,7 @@ async def test_one_trace_crosses_queue_prefill_transfer_and_decode(mode: str) ->
 
 async def test_a_client_s_traceparent_is_the_parent_of_all() -> None:
     async with open_cluster(tracing__enabled=True) as cluster:
-        answer = await cluster.ask("mine", traceparent=ASKED)
+        answer = await cluster.ask("mine", {"traceparent": ASKED})
         assert answer.status_code == 200
         await eventually(lambda: len(cluster.transports.spans) == 4)
     assert sorted(span.name for span in cluster.transports.spans) == [

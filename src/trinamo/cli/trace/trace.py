@@ -36,7 +36,7 @@ def trace(
         str,
         typer.Argument(
             metavar="REQUEST_ID",
-            help="The `x-request-id` of the answer, or the request_id of a log line.",
+            help="The `x-request-id` of the answer, its `id`, or the request_id of a log line.",
             autocompletion=_complete,
         ),
     ],
