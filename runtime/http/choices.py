@@ -71,19 +71,21 @@ class ChoicesSink(AnswerSink):
         self._record.output_tokens -= tokens
 
     def end(self) -> None:
+        self._count_prompts()
         self.choices.clear()
         self._first_ones.clear()
 
     def ended(self, reason: str) -> None:
         self._record.finish_reasons.append(reason)
 
-    def count_prompts(self) -> None:
+    def _count_prompts(self) -> None:
         told = self._first_ones
         tokens = sum(each.prompt_tokens for each in told)
         self._record.prompt(tokens, sum(each.cached_tokens for each in told))
 
     def finish(self) -> None:
         check_complete(is_complete=all(each.is_complete for each in self.choices))
+        self._count_prompts()
         forms = [each.form for each in self.choices]
         if self.keeps_all:
             body = forms[0].to_body(self._usage, forms[1:])
@@ -120,7 +122,6 @@ class ChoiceSink(Sink[Delta]):
             tokens += len(delta.token_ids)
             if delta.prompt_tokens:
                 self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
-                self._to.count_prompts()
             if self.keeps_all:
                 size += kept_bytes(delta)
                 self.form.add_text(delta)
