@@ -19,7 +19,7 @@ import trio
 
 from ...context import Context
 from ...env import Env, RealEnv
-from ...errors import RequestError
+from ...errors import OverloadedError, RequestError
 from ...kv.pool import BlockPool
 from ...kv.regions import KvCache
 from ...nurseries import open_nursery
@@ -158,7 +158,11 @@ class EngineHost:
             answer.send(answer.text.finish(), reason)
             answer.finish(None)
             return answer
-        self._steps.submit(sequence)
+        try:
+            self._steps.submit(sequence)
+        except OverloadedError as error:
+            answer.finish(error)
+            raise
         self._steps.follow(answer)
         return answer
 

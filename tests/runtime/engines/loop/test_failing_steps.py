@@ -23,6 +23,7 @@ from tests.runtime.engines.loop.hosting import (
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import EngineError, OverloadedError, RequestError, UnavailableError
 from trinamo.runtime.protocol.openai.generate import Delta
+from trinamo.runtime.traces.trace import RequestTrace
 
 pytestmark = pytest.mark.usefixtures("each_way")
 
@@ -190,9 +191,13 @@ async def test_a_full_queue_refuses() -> None:
         for _ in range(2):
             n.start_soon(collect, host, request())
             await trio.testing.wait_all_tasks_blocked()
+        context = Context("refused")
+        context.trace = RequestTrace(trio.current_time, "refused")
         with pytest.raises(OverloadedError, match="waiting"):
-            await collect(host, request())
+            await collect(host, request(), context)
         n.cancel_scope.cancel()
+    (leg,) = context.trace.legs
+    assert (leg.name, leg.facts["outcome"]) == ("engine", OverloadedError.code)
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_before_it_costs_anything() -> None:
