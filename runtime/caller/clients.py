@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import attrs
 import trio
+from msgspec.structs import replace
 
 from ..config.config import Config
+from ..config.router import RouterConfig
 from ..env import Env
 from ..kv.events import share_names
 from ..metrics.metrics import Metrics
@@ -33,6 +35,7 @@ _Opened = tuple[Client, trio.CancelScope]
 class _Slot:
     """One endpoint: its client once it is open, and how many hold it or wait for it."""
 
+    chooses: bool
     opening: trio.Lock = attrs.field(factory=trio.Lock)
     holders: int = 0
     client: Client | None = None
@@ -70,35 +73,44 @@ class Clients:
     def tune(self, found: Config) -> None:
         """Choose as `found` says from now on, in the clients that are open and in new ones."""
         self._found = found
-        for client in self:
-            self._tune(client)
+        for slot in self._slots.values():
+            self._tune(slot)
 
-    def _tune(self, client: Client) -> None:
-        client.tune(self._found.router)
-        if self._found.http.sheds_load:
-            client.router.follow_load()
+    def _tune(self, slot: _Slot) -> None:
+        if slot.client is not None:
+            slot.client.tune(self._section(slot))
+            if self._follows_load(slot):
+                slot.client.router.follow_load()
+
+    def _section(self, slot: _Slot) -> RouterConfig:
+        section = self._found.router
+        return section if slot.chooses else replace(section, policy=Policy.DIRECT.value)
+
+    def _follows_load(self, slot: _Slot) -> bool:
+        return slot.chooses and self._found.http.sheds_load
 
     def __iter__(self) -> Iterator[Client]:
         """Those that are open, in the order in which they were asked for."""
         return (slot.client for slot in self._slots.values() if slot.client is not None)
 
-    async def hold(self, endpoint: EndpointName) -> Client:
+    async def hold(self, endpoint: EndpointName, *, chooses: bool = True) -> Client:
         """The client of an endpoint, held once more; returns once it is open.
 
+        One that does not choose, as who held it first says, learns nothing that would help with that.
         Who comes second waits for the first, and opens it himself if that one is cancelled or
         fails. Cancelled, it leaves nothing that others do not hold.
         """
-        slot = self._slots.setdefault(str(endpoint), _Slot())
+        slot = self._slots.setdefault(str(endpoint), _Slot(chooses))
         slot.holders += 1
         try:
             async with slot.opening:
                 if slot.client is None:
                     before = self._found
-                    opened: _Opened = await self._nursery.start(self._run, endpoint)
+                    opened: _Opened = await self._nursery.start(self._run, endpoint, slot)
                     slot.client, slot.scope = opened
                     if self._found is not before:
                         # Changed while it was being opened, when nobody could tell it.
-                        self._tune(slot.client)
+                        self._tune(slot)
             return slot.client
         except BaseException:
             self._let_go(str(endpoint), slot)
@@ -125,14 +137,14 @@ class Clients:
     async def _run(
         self,
         endpoint: EndpointName,
+        slot: _Slot,
         *,
         task_status: trio.TaskStatus[_Opened],
     ) -> None:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
-        config = self._found.router
-        policy = Policy(config.policy)
+        config = self._section(slot)
         kv: KvRouting | None = None
-        if Policy(self._config.router.policy) is Policy.KV:
+        if slot.chooses and Policy(self._config.router.policy) is Policy.KV:
             env, secret = self._env, self._data.secret
             names = await share_names(self._control, env, secret, endpoint.namespace)
             kv = KvRouting(self._events, endpoint, config.kv, env.rng, names)
@@ -142,7 +154,7 @@ class Clients:
             self._control,
             endpoint,
             self._env,
-            policy=policy,
+            policy=Policy(config.policy),
             inhibit_s=config.inhibit_s,
             errors_max=config.errors_max,
             silence_grace_s=config.silence_grace_s,
@@ -150,7 +162,7 @@ class Clients:
             metrics=self._metrics,
             request_planes=data.request_planes if asks_workers else None,
             events=self._events if asks_workers else None,
-            follows_load=self._found.http.sheds_load,
+            follows_load=self._follows_load(slot),
             kv=kv,
             wait_s=config.wait_s,
         )

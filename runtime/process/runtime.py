@@ -117,14 +117,15 @@ class Runtime:
         """The clients that are open, in the order in which they were asked for."""
         return list(self._clients)
 
-    async def client(self, endpoint: EndpointName) -> Client:
+    async def client(self, endpoint: EndpointName, *, chooses: bool = True) -> Client:
         """The client of an endpoint; returns once its live set is known, be it empty.
 
         There is one per endpoint, open until the process ends, or until everybody who asked for it
         has given it to `release`. Where the store refuses to tell the live set it is empty, and
-        asked for again and again.
+        asked for again and again. Where every request names its instance, nothing has to be chosen:
+        then without `chooses` it follows neither loads nor blocks.
         """
-        return await self._clients.hold(endpoint)
+        return await self._clients.hold(endpoint, chooses=chooses)
 
     def release(self, client: Client) -> None:
         """Undo one call of `client`; the last one closes it. For endpoints that may not come back.

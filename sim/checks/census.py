@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 EVENT_BYTES_MAX: Final = 512
 """Of a token of the simulated engine."""
 CROWD: Final = 4
-"""Tasks of one name that a process may have without a word of its instances: slots, keys, sources."""
+"""Tasks of one name that a process may have without a word of its instances: slots, keys."""
+SOURCES: Final = "trinamo.runtime.events.source.EventSource."
+"""Of each endpoint three tell, of its load, its state and its blocks; of each client one, of what its router has chosen."""
 OF_OTHERS: Final = ("trinamo.runtime.kv.transfer.leases.",)
 """Whose tasks are as many as blocks in quarantine, which I9 counts."""
 CLOSING_S: Final = 1.0
@@ -54,7 +56,7 @@ def leftovers(outcome: Outcome) -> dict[str, float]:
 
 
 def _crowds(outcome: Outcome) -> dict[str, float]:
-    """Tasks of a living process that are more than it has slots, and more than instances it knows."""
+    """Tasks of a living process that are more than it has slots, and more than instances it knows, or sources."""
     found: Counter[tuple[str, str]] = Counter()
     for task in outcome.world.tasks():
         life = incarnation_of(task)
@@ -65,7 +67,11 @@ def _crowds(outcome: Outcome) -> dict[str, float]:
         process = outcome.cluster.processes.get(host)
         runtime = None if process is None else process.runtime
         known = 0
-        if runtime is not None:
+        if runtime is not None and name.startswith(SOURCES):
+            worker = runtime.worker
+            served = 0 if worker is None else len(worker._endpoints)  # noqa: SLF001 -- as below
+            known = 3 * served + len(runtime.clients)
+        elif runtime is not None:
             # An instance is held over each plane that it speaks.
             known = sum(len(each.router.instances) for each in runtime.clients)
             known *= len(runtime.data.request_planes)

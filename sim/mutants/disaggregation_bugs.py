@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
+from trinamo.runtime.caller.clients import Clients
 from trinamo.runtime.context import Context
 from trinamo.runtime.disaggregation import decode_first, prefill_first
 from trinamo.runtime.disaggregation.decode_first import DecodeFirst, QueuedPrefills
@@ -131,3 +132,9 @@ def unclaimed_is_computed() -> list[Patch]:
 
 # Blocks that were lent stay so, whatever becomes of whom they were lent to.
 stands("grant_never_ends", (Grant, "withdraw", NOTHING))
+
+
+@instead_of(Clients, "hold")
+async def claims_follow_blocks(hold: Any, self: Any, endpoint: Any, **_: Any) -> Any:
+    """A prefill worker follows the blocks of those whom jobs name, as if it chose among them."""
+    return await hold(self, endpoint)

@@ -180,7 +180,8 @@ class PrefillRole(_Role):
     async def offer(self, nursery: trio.Nursery, metadata: Mapping[str, str]) -> Instance:
         """Serve decode workers that ask, and consume the queue in `nursery`; return once both do."""
         runtime, info = self._runtime, self._engine.info
-        handoffs = await runtime.client(self.pairing.handoff_endpoint)
+        # A job says who lends its blocks.
+        handoffs = await runtime.client(self.pairing.handoff_endpoint, chooses=False)
         kept = KeptPrefills(self._host, self._transfers, self._metrics)
         await nursery.start(self._consume, handoffs)
 
