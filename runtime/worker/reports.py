@@ -144,7 +144,7 @@ class Reports:
         self._nursery.start_soon(state.run)
 
     def _load(self, engine: GenerationEngine | None) -> LoadReport:
-        active = self._worker.active_count
+        active = self._worker.admitted_count
         if engine is None:
             return LoadReport(active)
         standing: object = engine

@@ -77,6 +77,8 @@ class Worker:
         self._traces = traces or Traces(env.clock, 0)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
+        self._parts: set[str] = set()
+        """Those of them that are a part of others, which were admitted."""
         self._limits: dict[str, Callable[[State], None]] = {}
         """What each of them is listened to by: the two would keep each other alive."""
         self._cancelled: dict[str, float] = {}
@@ -102,6 +104,11 @@ class Worker:
     def active_count(self) -> int:
         """Requests being served; zero at quiescence."""
         return len(self._active)
+
+    @property
+    def admitted_count(self) -> int:
+        """Those of them that `requests_max` bounds: without what is a part of others."""
+        return len(self._active) - len(self._parts)
 
     @property
     def is_draining(self) -> bool:
@@ -195,7 +202,7 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if len(self._active) >= self.requests_max and not endpoint.serves_admitted:
+        if self.admitted_count >= self.requests_max and not endpoint.serves_admitted:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
@@ -251,6 +258,8 @@ class Worker:
         context.on_change(limit)
         self._limits[envelope.id] = limit
         self._active[envelope.id] = context
+        if self._endpoints[envelope.endpoint].serves_admitted:
+            self._parts.add(envelope.id)
         self._env.note("worker.begin", request=envelope.id)
         return context
 
@@ -261,6 +270,7 @@ class Worker:
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
+        self._parts.discard(context.id)
         context.off_change(self._limits.pop(context.id))
         if context.reason is not None:
             record.cancelled(context.reason)

@@ -138,8 +138,8 @@ def overflows(outcome: Outcome) -> Iterator[str]:
                 if channel is not None and channel.buffered_bytes > stream_max:
                     yield f"{name} buffers {channel.buffered_bytes} bytes of one stream"
         worker = None if runtime is None else runtime.worker
-        if worker is not None and worker.active_count > config.worker.requests_max:
-            yield f"{name} serves {worker.active_count} requests"
+        if worker is not None and worker.admitted_count > config.worker.requests_max:
+            yield f"{name} serves {worker.admitted_count} requests"
         yield from _slow_clients(process, config.http)
         if service is not None and service.admission.in_flight > config.http.requests_max:
             yield f"{name} admitted {service.admission.in_flight} requests"

@@ -138,7 +138,7 @@ def _wrong_load(router: Router, instance_id: str, process: Process) -> Iterator[
     if router.reports is None or runtime is None or runtime.worker is None:
         return
     report = router.report(instance_id)
-    active = runtime.worker.active_count
+    active = runtime.worker.admitted_count
     used = 0 if engine is None else engine.statistics().blocks_used
     if report is None or (report.active, report.blocks_used) != (active, used):
         yield f"its load is {active} requests and {used} blocks, known is {report}"

@@ -22,6 +22,7 @@ from trinamo.runtime.kv.transfer.settlement import Grant
 from trinamo.runtime.protocol.disaggregation.decision import PrefillReason
 from trinamo.runtime.protocol.disaggregation.messages import decode_prompt, prefill_request
 from trinamo.runtime.sinks import Sink
+from trinamo.runtime.worker.worker import Worker
 
 from .planting import NOTHING, Patch, bug, instead_of, stands
 
@@ -138,3 +139,7 @@ stands("grant_never_ends", (Grant, "withdraw", NOTHING))
 async def claims_follow_blocks(hold: Any, self: Any, endpoint: Any, **_: Any) -> Any:
     """A prefill worker follows the blocks of those whom jobs name, as if it chose among them."""
     return await hold(self, endpoint)
+
+
+# What a prefill worker asks of a decode worker takes the place of a request there.
+stands("claims_take_places", (Worker, "admitted_count", Worker.active_count))

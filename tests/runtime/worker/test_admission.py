@@ -193,6 +193,30 @@ async def test_a_probe_is_answered_by_a_full_worker_and_starts_and_counts_nothin
         nursery.cancel_scope.cancel()
 
 
+async def test_what_is_a_part_of_others_takes_no_place_of_a_request() -> None:
+    worker = Worker(lone_client(), RealEnv(), instance_id="1", requests_max=1)
+    part = EndpointName("a", "b", "parts")
+    worker.add(Endpoint(NAME, stream=sleeper))
+    worker.add(Endpoint(part, stream=sleeper, serves_admitted=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def status(name: EndpointName, request_id: str) -> AckStatus | None:
+            return worker.admit(Envelope(id=request_id, endpoint=str(name)), PAYLOAD).status
+
+        assert [status(part, "p0"), status(part, "p1")] == [AckStatus.ACCEPTED] * 2
+        assert [status(NAME, "r0"), status(NAME, "r1")] == [
+            AckStatus.ACCEPTED,
+            AckStatus.OVERLOADED,
+        ]
+        assert status(part, "p2") is AckStatus.ACCEPTED
+        assert (worker.active_count, worker.admitted_count) == (4, 1)
+        worker.kill_all()
+        await worker.wait_idle()
+        assert worker.admitted_count == 0
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_request_id_that_is_being_served_is_invalid(cluster: Cluster) -> None:
     worker = await cluster.serve("1", sleeper)
     async with raw_caller() as port:
