@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -427,8 +427,8 @@ class OfNoRole(Fleet):
     def session(self, *, dials: bool) -> TlsSession:
         return session_of(self._contexts, dials=dials)
 
-    def check_listener(self, *_: object) -> None:
-        pass
+    def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
+        """Whoever listens is dialled."""
 
 
 @pytest.mark.parametrize("purpose", Purpose)
