@@ -317,11 +317,11 @@ def unopened_is_an_answer(
     return opened
 
 
-@instead_of(NatsRequestPlane, "probe")
+@instead_of(NatsRequestPlane, "is_lost")
 async def nobody_is_believed(*_: Any) -> bool:
     """Whoever says that nobody is subscribed is believed."""
     await trio.lowlevel.checkpoint()
-    return False
+    return True
 
 
 @instead_of(NatsRequestPlane, "hold")

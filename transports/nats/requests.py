@@ -10,7 +10,8 @@ In a cluster with a secret all of it is sealed (`transports/security/sealing.py`
 the subject, once, an answer for the request that it answers. What does not open is dropped and counted,
 and answered by nothing, so whoever has only the broker's token learns nothing and ends nothing. That nobody
 is subscribed he could say, too: it is believed once a probe was not answered either, and nobody holds the
-address any more, which the caller does while discovery names the instance.
+address any more, which the caller does while discovery names the instance; or once a probe was answered, and the
+request that went before it was not.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ _PENDING_MAX: Final = 4096
 CANCEL_PATIENCE_S = 0.5
 PROBE_PATIENCE_S: Final = 1.0
 """How long an instance that is said to be gone may take to say that it is there."""
+HANDED_ON_S: Final = 0.05
 
 
 def about_request(address: str) -> bytes:
@@ -278,10 +280,12 @@ class NatsRequestPlane:
         await self._events.request(address, sealed, timeout_s=timeout_s, accept=accept)
         return answer
 
-    async def probe(self, address: str, envelope: Envelope) -> bool:
-        """Whether somebody is at `address`: whoever answers a probe, or else whom somebody holds.
+    async def is_lost(self, address: str, envelope: Envelope) -> bool:
+        """Whether it is certain that a request which was sent before will not be answered.
 
-        One that is held and answers none is probed until either changes.
+        Nobody answers a probe, and nobody holds the address; or somebody does, who would have
+        acknowledged the request before it, as messages between two connections keep their order. Whoever
+        is held and answers no probe is probed until either changes.
         """
         probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
         while True:
@@ -291,10 +295,14 @@ class NatsRequestPlane:
             except DeadlineError as error:
                 # One that never left, and therefore brought no answer, says nothing.
                 if not (error.definite or self._held[address]):
-                    return False
+                    return True
             except TrinamoError:
-                return True
+                return False
             else:
+                if envelope.kind is RequestKind.UNARY:
+                    return False  # Its answer is its result, which takes its time.
+                # What came just before may still be on its way to its task.
+                await trio.sleep(HANDED_ON_S)
                 return True
 
     async def wait_room(self, address: str) -> None:  # noqa: ARG002 -- the interface's
@@ -374,7 +382,7 @@ class _Delivery:
         if frame is None:
             # It may have been heard all the same, by one that stood still.
             await self._tell_cancelled(Reason.DEADLINE)
-            raise ConnectError(f"nobody is subscribed to {self._address}")
+            raise ConnectError(f"nobody was subscribed to {self._address}")
         header, result = decode_frame(frame)
         answer = decode_answer(header)
         request_id = self._envelope.id
@@ -384,12 +392,12 @@ class _Delivery:
         return answer, result
 
     def _doubt(self, waiting: trio.CancelScope) -> None:
-        """End the wait once it is certain that nobody is there."""
+        """End the wait once it is certain that nobody has the request."""
         self._probing = probing = trio.CancelScope()
 
         async def probe() -> None:
             with probing:
-                if not await self._plane.probe(self._address, self._envelope):
+                if await self._plane.is_lost(self._address, self._envelope):
                     waiting.cancel()
 
         self._plane.nursery.start_soon(probe)

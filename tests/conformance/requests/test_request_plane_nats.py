@@ -41,6 +41,7 @@ from trinamo.runtime.protocol.streams.request import (
     Envelope,
     Reason,
     RequestAnswer,
+    RequestKind,
     decode_answer,
     encode_answer,
     encode_cancel,
@@ -175,7 +176,7 @@ async def test_a_typed_error_of_the_handler_is_raised_at_the_caller(pair: Pair) 
 async def test_an_address_nobody_serves_cannot_be_connected_to(pair: Pair) -> None:
     """At once in clear; sealed, when nobody has answered a probe either. It is no answer
     of a worker's, but as a refused connection: who is not there may be back in a moment."""
-    with pytest.raises(ConnectError, match="nobody is subscribed") as caught:
+    with pytest.raises(ConnectError, match=r"nobody (is|was) subscribed") as caught:
         await ack_of(pair.plane, f"{pair.address}.gone", stream("r1"), b"")
     assert caught.value.definite
     with pytest.raises(ConnectError):
@@ -518,6 +519,27 @@ async def test_who_stands_still_and_is_said_to_be_gone_is_so_once_nobody_names_i
         told = await heard(still, address)
         assert b"cancel" in closed.sealer.open(told.payload, about_request(address))
     assert len(errors) == 1
+
+
+async def test_who_was_away_and_answers_a_probe_never_got_the_request_before_it(
+    closed: Pair,
+) -> None:
+    """Its ACK would have come first: another is asked long before the time for the ACK is over."""
+    address = f"{closed.address}.late"
+    server = NatsRequestServer(closed.events, address, sealer=member(SECRET))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(closed.plane.hold, address, lambda: None)
+        nursery.start_soon(deafened, nursery, server, closed.service)
+        with trio.fail_after(5), pytest.raises(ConnectError, match="nobody was subscribed"):
+            await ack_of(closed.plane, address, stream("r1"), b"")
+        nursery.cancel_scope.cancel()
+    assert [envelope.kind for envelope, _ in closed.service.admitted] == [RequestKind.PROBE]
+
+
+async def deafened(nursery: trio.Nursery, server: NatsRequestServer, service: Service) -> None:
+    """Serve, once somebody has asked in vain."""
+    await trio.sleep(PROBE_PATIENCE_S / 4)
+    await nursery.start(server.serve, service)
 
 
 async def test_answers_of_others_are_not_taken(closed: Pair) -> None:
