@@ -330,6 +330,7 @@ async def _exchange(
     body: bytes,
     heard: Callable[[], None] = lambda: None,
 ) -> tuple[UpstreamConnection, Response, bytes]:
+    connection.sent_at = math.inf
     await connection.send(head + body)
     connection.sent_at = trio.current_time()
     response, begun = Response(connection.who), b""
