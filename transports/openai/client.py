@@ -6,6 +6,7 @@ are idle (`Connections`), processes of our own over one for each question (`fetc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import ssl
@@ -331,8 +332,10 @@ async def _exchange(
     heard: Callable[[], None] = lambda: None,
 ) -> tuple[UpstreamConnection, Response, bytes]:
     connection.sent_at = math.inf
-    await connection.send(head + body)
-    connection.sent_at = trio.current_time()
+    # Who refuses a long body need not read it to its end: it answers, and closes behind that.
+    with contextlib.suppress(DisconnectedError):
+        await connection.send(head + body)
+        connection.sent_at = trio.current_time()
     response, begun = Response(connection.who), b""
     while not response.is_head_complete:
         data = await connection.receive()

@@ -6,6 +6,8 @@ import gc
 import gzip
 import json
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -36,6 +38,20 @@ from trinamo.transports.openai.client import Connections
 
 pytestmark = pytest.mark.slow
 TOO_LONG = {"error": {"message": "the prompt is too long", "code": 400}}
+LONG = b"x" * (32 << 20)
+"""More than a loopback takes of which nobody reads."""
+
+
+@asynccontextmanager
+async def ask_at(
+    serve: Callable[[trio.SocketStream], Awaitable[None]],
+) -> AsyncIterator[Connections]:
+    """A server whose connections are served so, and what asks it."""
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
+        yield Connections(find_address(url, UpstreamConfig(url=url)), 5.0, nursery)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -279,17 +295,29 @@ async def test_a_request_that_was_cut_off_while_it_was_sent_is_sent_again() -> N
         while not is_first and await stream.receive_some(1 << 20):
             pass
 
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
-        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
-        asked = Connections(find_address(url, UpstreamConfig(url=url)), 5.0, nursery)
+    async with ask_at(serve) as asked:
         connection, response, _ = await asked.request("POST", "/v1/completions", b"{}", {})
         asked.give(connection, response)
         # The last request is long over.
         await trio.sleep(2 * client._AT_ONCE_S)  # pyright: ignore[reportPrivateUsage]
-        body = b"x" * (32 << 20)
-        connection, response, _ = await asked.request("POST", "/v1/completions", body, {})
+        connection, response, _ = await asked.request("POST", "/v1/completions", LONG, {})
         connection.close()
-        nursery.cancel_scope.cancel()
 
     assert (response.status, connections) == (200, 2)
+
+
+async def test_a_refusal_that_comes_before_all_of_a_long_body_is_sent_is_the_answer() -> None:
+    """Who refuses it does not read it: the end of the connection cuts the body off, not the answer."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(65536)
+        await stream.send_all(whole(TOO_LONG, 413, connection="close"))
+        await stream.send_eof()
+        await trio.sleep(0.05)
+        await trio.aclose_forcefully(stream)
+
+    async with ask_at(serve) as asked:
+        connection, response, begun = await asked.request("POST", "/v1/completions", LONG, {})
+        connection.close()
+
+    assert (response.status, json.loads(begun)) == (413, TOO_LONG)
