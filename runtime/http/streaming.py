@@ -358,7 +358,8 @@ class PassedBody(AnswerSink):
         self._exchange.respond(200, b"".join(self._pieces), self._to.headers)
 
     def fail(self, answer: ErrorAnswer) -> None:
-        if self._status >= 400 and self._is_complete:
+        # Of an answer that has begun a refusal is the end: whoever was to go on with it did not.
+        if self._status >= 400 and self._is_complete and not self._is_started:
             self._exchange.respond(self._status, b"".join(self._pieces), self._to.headers)
             return
         super().fail(answer)

@@ -31,8 +31,8 @@ def encode_traceparent(parent: TraceParent) -> str:
 
 
 def decode_traceparent(text: str) -> TraceParent | None:
-    """What a header says, of this version or a later one; None if it is malformed."""
-    found = _SHAPE.fullmatch(text[:TRACEPARENT_CHARS_MAX])
+    """What a header says, of this version or a later one; None if it is malformed, or too long to travel."""
+    found = None if len(text) > TRACEPARENT_CHARS_MAX else _SHAPE.fullmatch(text)
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()

@@ -60,7 +60,9 @@ def _load(config: HttpTlsConfig) -> _Loaded:
     read_pem("http.tls.key_file", config.key_file)
     try:
         context.load_cert_chain(config.certificate_file, config.key_file, password=_no_password)
-    except (ssl.SSLError, OSError) as error:
+        # Read before that, and by another library: the file may have been written meanwhile.
+        validity = validity_of(chain)
+    except (ssl.SSLError, OSError, ValueError) as error:
         raise ConfigError(_explain(config, error)) from error
     if config.client_ca_file is not None:
         read_pem("http.tls.client_ca_file", config.client_ca_file)
@@ -71,7 +73,7 @@ def _load(config: HttpTlsConfig) -> _Loaded:
             raise ConfigError(
                 f"http.tls.client_ca_file: {config.client_ca_file} holds no certificate as PEM"
             ) from error
-    return _Loaded(context, **validity_of(chain))
+    return _Loaded(context, **validity)
 
 
 def _no_password() -> str:

@@ -215,7 +215,8 @@ class StreamedAnswer:
         index = choice.index
         if not 0 <= index < min(self._choices or _CHOICES_MAX, _CHOICES_MAX):
             raise RemoteProtocolError(f"the upstream answers with a choice numbered {index}")
-        if choice.finish_reason is not None:
+        # Some servers write an empty one where others write null.
+        if choice.finish_reason:
             self._finished[index] = _reason(choice.finish_reason)
             self._open.discard(index)
         elif index not in self._finished:

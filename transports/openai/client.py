@@ -6,6 +6,7 @@ are idle (`Connections`), processes of our own over one for each question (`fetc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import ssl
@@ -330,8 +331,11 @@ async def _exchange(
     body: bytes,
     heard: Callable[[], None] = lambda: None,
 ) -> tuple[UpstreamConnection, Response, bytes]:
-    await connection.send(head + body)
-    connection.sent_at = trio.current_time()
+    connection.sent_at = math.inf
+    # Who refuses a long body need not read it to its end: it answers, and closes behind that.
+    with contextlib.suppress(DisconnectedError):
+        await connection.send(head + body)
+        connection.sent_at = trio.current_time()
     response, begun = Response(connection.who), b""
     while not response.is_head_complete:
         data = await connection.receive()

@@ -91,7 +91,8 @@ class _ListedModel(msgspec.Struct, frozen=True):
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    data: list[_ListedModel]
+    data: list[_ListedModel] | None
+    """None where Ollama has no model."""
 
 
 _models_decoder = msgspec.json.Decoder(_Listed)
@@ -124,7 +125,7 @@ async def list_models(connections: Connections) -> dict[str, int]:
             f"the upstream {address.url} has no {address.path}/models: is this its base URL?"
         )
     try:
-        listed = _models_decoder.decode(body).data[:_MODELS_MAX]
+        listed = (_models_decoder.decode(body).data or [])[:_MODELS_MAX]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(
             f"the upstream {address.url} does not list its models: {error}"

@@ -20,6 +20,8 @@ from .generate import GenerateRequest, PassedRequest
 from .shaping import ABSENT, decode_json
 
 _FORMS: Final = tuple(name for name in FORMS if name != "response_format")
+_CHOICES_MAX: Final = 4096
+"""Of more, as of what is no number, only the upstream can tell; and no message takes any integer."""
 _SPENT: Final = {"index": 0, "delta": {}, "finish_reason": "length"}
 
 
@@ -69,7 +71,8 @@ def decode_passed(body: Buffer) -> PassedRequest:
     """What is read of `body`; `RequestError` if it is no JSON object, or names no model by text."""
     found = decode_json(_passed_decoder, body)
     n = 1 if found.n is None else found.n
-    return PassedRequest(found.model, found.stream, n if type(n) is int and n > 0 else 0)
+    is_known = type(n) is int and 0 < n <= _CHOICES_MAX
+    return PassedRequest(found.model, found.stream, n if is_known else 0)
 
 
 def prompt_of(request: GenerateRequest) -> bytes:

@@ -60,6 +60,7 @@ def test_flags_and_later_versions_are_understood(text: str, is_sampled: bool) ->
         f"00-{TRACE}-{'0' * 16}-01",
         f"ff-{TRACE}-{SPAN}-01",
         f"00-{TRACE}-{SPAN}-01" + " " * 1000,
+        f"01-{TRACE}-{SPAN}-01-{'x' * 256}",
     ],
 )
 def test_anything_else_counts_as_absent(text: str) -> None:

@@ -127,7 +127,9 @@ class FakeUpstream:
 
     port: int = 0
     answer: Answer = attrs.field(factory=lambda: streams(HELLO))
-    models: list[dict[str, Any]] = attrs.field(factory=lambda: [{"id": "m", "max_model_len": 4096}])
+    models: list[dict[str, Any]] | None = attrs.field(
+        factory=lambda: [{"id": "m", "max_model_len": 4096}]
+    )
     health: int = 200
     metrics: bytes | None = None
     tls: ssl.SSLContext | None = None

@@ -150,3 +150,12 @@ async def test_what_an_upstream_has_not_is_asked_for_again_later(
         await until(lambda: upstream.view.load == Load(1, 0, 0.0))
         fake.health = 503
         await until(lambda: not upstream.view.is_healthy)
+
+
+@pytest.mark.parametrize("none", [[], None], ids=["as vLLM", "as Ollama"])
+async def test_who_lists_no_model_any_more_is_well_and_has_none(none: Any) -> None:
+    async with open_fake() as fake, open_upstream(fake.url, UpstreamConfig(**FAST)) as upstream:
+        await until(lambda: upstream.view.models)
+        fake.models = none
+        await until(lambda: not upstream.view.models)
+        assert upstream.view.is_healthy

@@ -19,8 +19,10 @@ from tests.transports.openai.fake import (
     open_fake,
     open_hop,
     open_two,
+    says,
     streams,
     texts_of,
+    whole,
 )
 
 pytestmark = pytest.mark.slow
@@ -177,6 +179,26 @@ async def test_what_says_that_nothing_is_special_goes_on(body: dict[str, Any]) -
 
     assert answer is not None
     assert texts_of(answer.text) == "Hello you"
+
+
+async def test_a_refusal_of_who_was_to_go_on_is_told_by_an_event() -> None:
+    """The client reads events: a body behind them is read over, and what was cut short looks whole."""
+    said = {"error": {"message": "no turn of the assistant may be the last", "code": 400}}
+    async with (
+        open_fake(dies(chat_chunk("Hel"), chat_chunk("lo"))) as one,
+        open_fake(says(whole(said, 400))) as other,
+        open_hop(one, other, worker__upstream__resume="vllm") as front,
+    ):
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat(stream=True)
+
+    assert answer is not None
+    assert texts_of(answer.text) == "Hello"
+    *_, last = answer.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "invalid_request_error"
+    assert last.startswith("data: ")
 
 
 def response(kind: str, **more: Any) -> bytes:

@@ -6,6 +6,9 @@ import gc
 import gzip
 import json
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -26,12 +29,29 @@ from tests.transports.openai.fake import (
     until,
     whole,
 )
+from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.errors import RemoteProtocolError
-from trinamo.transports.openai import exchange
+from trinamo.transports.openai import client, exchange
+from trinamo.transports.openai.address import find_address
 from trinamo.transports.openai.answers import StreamedAnswer, WholeAnswer
+from trinamo.transports.openai.client import Connections
 
 pytestmark = pytest.mark.slow
 TOO_LONG = {"error": {"message": "the prompt is too long", "code": 400}}
+LONG = b"x" * (32 << 20)
+"""More than a loopback takes of which nobody reads."""
+
+
+@asynccontextmanager
+async def ask_at(
+    serve: Callable[[trio.SocketStream], Awaitable[None]],
+) -> AsyncIterator[Connections]:
+    """A server whose connections are served so, and what asks it."""
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
+        yield Connections(find_address(url, UpstreamConfig(url=url)), 5.0, nursery)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,14 @@ async def test_text_behind_a_finish_does_not_pass_on() -> None:
     assert texts_of(answer.text) == "ab"
     assert "usage" in answer.text
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_empty_finish_reason_ends_nothing() -> None:
+    said = events(chat_chunk("Hel", ""), chat_chunk("lo", ""), chat_chunk(finish="stop"))
+    async with open_fake(streams(said)) as fake, open_hop(fake) as front:
+        answer = await front.chat(stream=True)
+
+    assert answer.content == said
 
 
 @pytest.mark.parametrize(("choices", "index"), [(1, 1), (2, -1), (0, 4096)])
@@ -249,3 +277,47 @@ async def test_a_request_that_was_in_work_is_not_sent_again_unasked(worked_s: fl
 
     assert statuses == ([200, 503] if worked_s else [200, 200])
     assert len(fake.asked) == (2 if worked_s else 3)
+
+
+async def test_a_request_that_was_cut_off_while_it_was_sent_is_sent_again() -> None:
+    """The connection was closed as idle; of a long body only a part had gone out."""
+    connections = 0
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        is_first = connections == 1
+        await stream.receive_some(65536)
+        await stream.send_all(whole({}))
+        if is_first:
+            await trio.lowlevel.wait_readable(stream.socket)
+            await trio.aclose_forcefully(stream)
+        while not is_first and await stream.receive_some(1 << 20):
+            pass
+
+    async with ask_at(serve) as asked:
+        connection, response, _ = await asked.request("POST", "/v1/completions", b"{}", {})
+        asked.give(connection, response)
+        # The last request is long over.
+        await trio.sleep(2 * client._AT_ONCE_S)  # pyright: ignore[reportPrivateUsage]
+        connection, response, _ = await asked.request("POST", "/v1/completions", LONG, {})
+        connection.close()
+
+    assert (response.status, connections) == (200, 2)
+
+
+async def test_a_refusal_that_comes_before_all_of_a_long_body_is_sent_is_the_answer() -> None:
+    """Who refuses it does not read it: the end of the connection cuts the body off, not the answer."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(65536)
+        await stream.send_all(whole(TOO_LONG, 413, connection="close"))
+        await stream.send_eof()
+        await trio.sleep(0.05)
+        await trio.aclose_forcefully(stream)
+
+    async with ask_at(serve) as asked:
+        connection, response, begun = await asked.request("POST", "/v1/completions", LONG, {})
+        connection.close()
+
+    assert (response.status, json.loads(begun)) == (413, TOO_LONG)

@@ -49,6 +49,14 @@ async def test_the_body_reaches_the_upstream_as_the_client_wrote_it() -> None:
     assert asked.headers["x-request-id"].startswith("mine")
 
 
+async def test_what_it_makes_of_a_number_of_choices_that_no_message_takes_it_says() -> None:
+    async with open_fake(says(whole(REFUSAL, 400))) as fake, open_cluster(fake.url) as front:
+        answer = await front.chat(n=2**64)
+
+    assert (answer.status_code, answer.json()) == (400, REFUSAL)
+    assert fake.asked[0].json["n"] == 2**64
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

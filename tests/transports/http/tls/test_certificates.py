@@ -17,6 +17,7 @@ from tests.certificates import Authority
 from trinamo import HttpService
 from trinamo.runtime.config.http import HttpTlsConfig
 from trinamo.runtime.errors import ConfigError
+from trinamo.transports.http import certificates as certificates_module
 from trinamo.transports.http.certificates import Certificates
 from trinamo.transports.sockets.certificates import key_faults, validity_of
 
@@ -112,9 +113,13 @@ def test_nothing_is_read_again_until_a_file_changes(pair: tuple[Path, Path]) -> 
     assert certificates.context is not before
 
 
-@pytest.mark.parametrize("how", ["half", "gone", "key of another"])
+@pytest.mark.parametrize("how", ["half", "gone", "key of another", "trusted", "being written"])
 def test_a_broken_renewal_keeps_the_old_certificate_and_says_so(
-    pair: tuple[Path, Path], authority: Authority, how: str, caplog: pytest.LogCaptureFixture
+    pair: tuple[Path, Path],
+    authority: Authority,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     certificates = Certificates(of(*pair))
     before = certificates.context
@@ -123,6 +128,16 @@ def test_a_broken_renewal_keeps_the_old_certificate_and_says_so(
         pair[0].write_bytes(good[:100])
     elif how == "gone":
         pair[0].unlink()
+    elif how == "trusted":
+        # As `openssl x509 -trustout` writes it: OpenSSL takes it, and other readers do not.
+        pair[0].write_bytes(good.replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
+    elif how == "being written":
+        # Half of it is there when it is read first, and all of it when OpenSSL reads it.
+        pair[0].write_bytes(good + b"\n")
+        halves = {str(pair[0]): good[:100].decode()}
+        monkeypatch.setattr(
+            certificates_module, "read_pem", lambda _, name: halves.get(name, "a key")
+        )
     else:
         pair[0].write_bytes(authority.sign("another")[0].read_bytes())
     certificates.renew()
@@ -133,6 +148,7 @@ def test_a_broken_renewal_keeps_the_old_certificate_and_says_so(
     assert record.levelno == logging.ERROR
     assert "the old one stays: http.tls" in record.getMessage()
 
+    monkeypatch.undo()
     pair[0].write_bytes(good)
     certificates.renew()
     assert not certificates.is_renewal_broken
