@@ -35,7 +35,8 @@ _Opened = tuple[Client, trio.CancelScope]
 class _Slot:
     """One endpoint: its client once it is open, and how many hold it or wait for it."""
 
-    chooses: bool
+    chooses: bool | None
+    """None: as `router.policy` says."""
     opening: trio.Lock = attrs.field(factory=trio.Lock)
     holders: int = 0
     client: Client | None = None
@@ -84,19 +85,24 @@ class Clients:
 
     def _section(self, slot: _Slot) -> RouterConfig:
         section = self._found.router
-        return section if slot.chooses else replace(section, policy=Policy.DIRECT.value)
+        if slot.chooses is False:
+            return replace(section, policy=Policy.DIRECT.value)
+        if slot.chooses and section.policy == Policy.DIRECT.value:
+            return replace(section, policy=Policy.ROUND_ROBIN.value)
+        return section
 
     def _follows_load(self, slot: _Slot) -> bool:
-        return slot.chooses and self._found.http.sheds_load
+        return slot.chooses is not False and self._found.http.sheds_load
 
     def __iter__(self) -> Iterator[Client]:
         """Those that are open, in the order in which they were asked for."""
         return (slot.client for slot in self._slots.values() if slot.client is not None)
 
-    async def hold(self, endpoint: EndpointName, *, chooses: bool = True) -> Client:
+    async def hold(self, endpoint: EndpointName, *, chooses: bool | None = None) -> Client:
         """The client of an endpoint, held once more; returns once it is open.
 
-        One that does not choose, as who held it first says, learns nothing that would help with that.
+        One that does not choose, as who held it first says, learns nothing that would help with that;
+        one that does takes turns where `router.policy` is `direct`.
         Who comes second waits for the first, and opens it himself if that one is cancelled or
         fails. Cancelled, it leaves nothing that others do not hold.
         """
@@ -144,7 +150,7 @@ class Clients:
         """Open a client, and run what it needs until the scope that comes with it is cancelled."""
         config = self._section(slot)
         kv: KvRouting | None = None
-        if slot.chooses and Policy(self._config.router.policy) is Policy.KV:
+        if slot.chooses is not False and Policy(self._config.router.policy) is Policy.KV:
             env, secret = self._env, self._data.secret
             names = await share_names(self._control, env, secret, endpoint.namespace)
             kv = KvRouting(self._events, endpoint, config.kv, env.rng, names)

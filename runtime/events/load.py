@@ -39,7 +39,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     active: Count
     """Requests being served."""
     blocks_used: Count = 0
-    """KV blocks that running sequences hold; 0 where the engine keeps none."""
+    """KV blocks that running sequences hold or transfers may touch; 0 where the engine keeps none."""
     blocks_total: Count = 0
     """KV blocks that the engine has."""
     waiting_tokens: Count = 0

@@ -157,9 +157,14 @@ class BlockPool(PrefixCache):
         return len(self._free) + len(self._evictable)
 
     @property
+    def taken_count(self) -> int:
+        """Blocks that cannot be taken, whatever keeps them."""
+        return self.block_count - self.free_count
+
+    @property
     def used_count(self) -> int:
         """Blocks that somebody owns and no transfer may touch."""
-        return self.block_count - self.free_count - self.in_flight_count - self.quarantined_count
+        return self.taken_count - self.in_flight_count - self.quarantined_count
 
     @property
     def in_flight_count(self) -> int:

@@ -117,13 +117,14 @@ class Runtime:
         """The clients that are open, in the order in which they were asked for."""
         return list(self._clients)
 
-    async def client(self, endpoint: EndpointName, *, chooses: bool = True) -> Client:
+    async def client(self, endpoint: EndpointName, *, chooses: bool | None = None) -> Client:
         """The client of an endpoint; returns once its live set is known, be it empty.
 
         There is one per endpoint, open until the process ends, or until everybody who asked for it
         has given it to `release`. Where the store refuses to tell the live set it is empty, and
         asked for again and again. Where every request names its instance, nothing has to be chosen:
-        then without `chooses` it follows neither loads nor blocks.
+        one that `chooses` not follows neither loads nor blocks. Where none can, one that `chooses`
+        does so under `router.policy: direct`, too.
         """
         return await self._clients.hold(endpoint, chooses=chooses)
 

@@ -18,6 +18,7 @@ from ..env import Env
 from ..errors import OverloadedError
 from ..events.load import LoadReport, LoadSource, StatusSource
 from ..kv.events import KvEventSource, show_source
+from ..kv.regions import HoldsKv
 from ..metrics.metrics import Metrics
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
@@ -153,7 +154,10 @@ class Reports:
             used = round(kv_used * _BLOCKS_OF_A_FRACTION)
             return LoadReport(max(active, requests), used, _BLOCKS_OF_A_FRACTION)
         now = engine.statistics()
-        return LoadReport(active, now.blocks_used, engine.info.block_count, now.waiting_tokens)
+        kv = standing.kv if isinstance(standing, HoldsKv) else None
+        # Blocks that a transfer may touch are in nobody's use, and there is no room in them.
+        used = now.blocks_used if kv is None else kv.pool.taken_count
+        return LoadReport(active, used, engine.info.block_count, now.waiting_tokens)
 
 
 def check_waiting_tokens(engine: GenerationEngine, waiting_tokens_max: int) -> None:

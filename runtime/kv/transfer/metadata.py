@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Final
 
 import attrs
@@ -221,12 +222,12 @@ class NixlMetadataStore:
             if isinstance(entry.value, Unsigned):
                 continue
             del self._cached[engine_id]
-            try:
-                is_same = self._parse(engine_id, entry.value).agent_name == (
-                    known.metadata.agent_name
-                )
-            except RemoteProtocolError:
-                is_same = False
-            if not is_same:
-                gone.append(known.metadata.agent_name)
+            agent = known.metadata.agent_name
+            with suppress(RemoteProtocolError):
+                metadata = self._parse(engine_id, entry.value)
+                if metadata.agent_name == agent:
+                    # Its end is still to be told.
+                    self._cached[engine_id] = _Known(metadata, entry.mod_revision)
+                    continue
+            gone.append(agent)
         return gone

@@ -98,7 +98,9 @@ class DecodeRole(_Role):
     ) -> None:
         """Be ready to have prompts computed elsewhere, until cancelled."""
         runtime, section = self._runtime, self._section
-        prefills = self._prefills = await runtime.client(self.pairing.prefill_endpoint)
+        # Whoever names a decode worker knows of no prefill workers.
+        prefills = await runtime.client(self.pairing.prefill_endpoint, chooses=True)
+        self._prefills = prefills
         lending = Lending(
             self._transfers.kv.pool,
             block_tokens=self._block_tokens,

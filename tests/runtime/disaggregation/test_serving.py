@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.process.roles import serve_worker
 from trinamo.runtime.process.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
 from trinamo.runtime.process.stopping import StopRequest
+from trinamo.runtime.protocol.discovery.candidates import Policy
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,18 @@ async def test_a_long_prompt_is_computed_elsewhere_and_answered_alike(
         assert prefill.prompt_tokens == length
         assert decode.prefills("remote", "long_prompt", mode) == 1
         await workers.wait_blocks_free()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", [each.value for each in Policy])
+async def test_a_prefill_worker_is_found_whatever_the_policy(mode: str, policy: str) -> None:
+    """Clients that name who answers name nobody who computes their prompts."""
+    changed: dict[str, Any] = {"disaggregation__mode": mode, "router__policy": policy}
+    async with open_workers("decode", "prefill", **changed) as workers:
+        with trio.fail_after(20):
+            await workers.ask(prompt(48))
+        decode = workers.of("decode")
+        assert decode.prefills("remote", "long_prompt", mode) == 1
 
 
 async def test_a_short_prompt_is_computed_here_and_the_bound_can_be_changed() -> None:

@@ -98,6 +98,7 @@ async def test_load_reports_say_how_many_blocks_are_in_use(
         open_mocker_engine(FAST, context_tokens_max=128, queued_deltas_max=1) as engine,
         aclosing(engine.generate(request, Context("slow"))) as deltas,
     ):
+        assert engine.kv is not None
         # Its consumer is slow, so it stands still and keeps its blocks.
         await anext(deltas)
         await until(lambda: engine.statistics().paused)
@@ -121,6 +122,13 @@ async def test_load_reports_say_how_many_blocks_are_in_use(
             assert 0 < used < FAST.num_gpu_blocks
             path = str(GENERATE)
             assert server.metrics.value("engine_kv_blocks", endpoint=path, state="used") == used
+            # What a transfer may touch, or has not let go of, has no room for anybody.
+            pool = engine.kv.pool
+            lent = pool.take(20) or []
+            pool.lease(lent)
+            pool.give_back(lent)
+            pool.quarantine(lent[:10])
+            await until(lambda: reports[instance.id].blocks_used == used + 20)
         nursery.cancel_scope.cancel()
 
 

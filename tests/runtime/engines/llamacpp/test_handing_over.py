@@ -130,8 +130,7 @@ def engine() -> LlamaCppEngine:
     )
 
 
-def prefilled(engine: LlamaCppEngine, tokens: int) -> tuple[int, bytes]:
-    """What llama.cpp writes of a sequence, and under which number."""
+def step(engine: LlamaCppEngine, tokens: int) -> None:
     item = StepItem(
         slot=2,
         token_ids=list(range(100, 100 + tokens)),
@@ -141,6 +140,11 @@ def prefilled(engine: LlamaCppEngine, tokens: int) -> tuple[int, bytes]:
         sampling=Sampling(),
     )
     engine.step([item])
+
+
+def prefilled(engine: LlamaCppEngine, tokens: int) -> tuple[int, bytes]:
+    """What llama.cpp writes of a sequence, and under which number."""
+    step(engine, tokens)
     number = engine._sequences.of(2).id
     blob = bytes(engine._context.get_state_seq_data(number))
     engine.recover()
@@ -157,6 +161,19 @@ def test_what_llama_cpp_wrote_comes_back_byte_by_byte(
     memory = KvMemory(found.shape(heads=3, block_tokens=16), 9, layout)
     found.save(blob, memory, [7, 0, 4], 37)
     assert found.blob(number, memory, [7, 0, 4], 37) == blob
+
+
+def test_what_comes_has_room_in_the_cells_of_prompts_that_only_may_come_again(
+    engine: LlamaCppEngine,
+) -> None:
+    step(engine, 64)
+    engine.release(2)
+    assert engine.find(list(range(100, 164)), "") == 63
+    try:
+        engine.load(1, 1000, range(63))
+        assert not engine.find(list(range(100, 164)), "")
+    finally:
+        engine.recover()
 
 
 def test_the_fingerprint_names_the_version_of_the_binding(engine: LlamaCppEngine) -> None:

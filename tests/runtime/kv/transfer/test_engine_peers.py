@@ -156,6 +156,25 @@ async def test_an_engine_that_is_missing_and_silent_is_forgotten_at_once(
         nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_that_was_registered_again_is_forgotten_once_it_is_gone(
+    autojump_clock: MockClock,
+) -> None:
+    """As after an outage of the store at whose end it was there before its peers looked."""
+    village = Village()
+    async with village.live("decode", cache(1)) as (here, plane), trio.open_nursery() as nursery:
+        nursery.start_soon(here.watch)
+        async with village.live("prefill", cache(2)) as (there, _):
+            first = await here.connect("prefill")
+            await village.control.put(there.store.key("prefill"), there.metadata())
+            await trio.testing.wait_all_tasks_blocked()
+            plane.mover.faults.is_unreachable = True
+            await village.control.delete(here.store.key("prefill"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert not first.usable
+            assert not here.statistics().peers
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_engine_that_goes_missing_while_the_store_is_asked_is_not_taken_for_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
