@@ -238,10 +238,10 @@ class Connections:
 
     async def take(self) -> UpstreamConnection:
         """A connection, an idle one if there is any. Raises `ConnectError`."""
-        oldest = trio.current_time() - _IDLE_S
+        self.close_old()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= oldest and connection.is_quiet:
+            if connection.is_quiet:
                 connection.is_used = True
                 return connection
             connection.close()
@@ -284,6 +284,12 @@ class Connections:
             pass
         finally:
             self.give(connection, response)
+
+    def close_old(self) -> None:
+        """Close those that nobody takes any more: a burst leaves many, of which a trickle uses one."""
+        oldest = trio.current_time() - _IDLE_S
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.pop(0).close()
 
     def close(self) -> None:
         while self._idle:
