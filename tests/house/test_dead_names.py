@@ -50,7 +50,7 @@ KNOWN = {
         annotations cache_write_tokens reasoning_tokens input_tokens_details output_tokens_details
         created_at incomplete_details previous_response_id service_tier truncation
         cache_creation_input_tokens cache_read_input_tokens stop_sequence embedding
-        background""",
+        background n_predict""",
     "the table of fields names it: runtime/protocol/openai/fields.py": """
         structured_outputs guided_json guided_regex guided_choice guided_grammar ebnf""",
     "the model manager's interface as it is documented upstream": "remove_completions_model",

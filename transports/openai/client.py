@@ -51,8 +51,13 @@ _IDLE_S: Final = 4.0
 """Uvicorn and llama.cpp close idle connections after five seconds."""
 _AT_ONCE_S: Final = 0.1
 """Who closes a connection later than this behind a request has read the request."""
-_PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 30_000}
+_PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """A machine that has vanished sends no end. One that is busy answers these, whatever its server does."""
+_UNACKNOWLEDGED_MS: Final = 30_000
+"""For the same while a request is on its way, of which keep-alive sees nothing."""
+_UNREAD_BYTES: Final = 1 << 15
+"""So much of a request a machine takes for a server that does not read it yet. Behind that its window closes,
+which the kernel does not tell from silence: longer ones have only the limits of their answers."""
 
 
 @attrs.define(eq=False)
@@ -155,9 +160,10 @@ class UpstreamConnection:
 
     async def send(self, data: bytes) -> None:
         """Send a request; `DisconnectedError` if that fails."""
-        seal = self._wire.seal
+        wire, patience_ms = self._wire, _UNACKNOWLEDGED_MS if len(data) <= _UNREAD_BYTES else 0
         try:
-            await send_all(self._wire, data if seal is None else seal(data))
+            wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+            await send_all(wire, data if wire.seal is None else wire.seal(data))
         except (OSError, trio.ClosedResourceError) as error:
             raise DisconnectedError(f"{self.who} closed the connection") from error
 
@@ -238,10 +244,10 @@ class Connections:
 
     async def take(self) -> UpstreamConnection:
         """A connection, an idle one if there is any. Raises `ConnectError`."""
-        oldest = trio.current_time() - _IDLE_S
+        self.close_old()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= oldest and connection.is_quiet:
+            if connection.is_quiet:
                 connection.is_used = True
                 return connection
             connection.close()
@@ -284,6 +290,12 @@ class Connections:
             pass
         finally:
             self.give(connection, response)
+
+    def close_old(self) -> None:
+        """Close those that nobody takes any more: a burst leaves many, of which a trickle uses one."""
+        oldest = trio.current_time() - _IDLE_S
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.pop(0).close()
 
     def close(self) -> None:
         while self._idle:

@@ -123,7 +123,7 @@ class Upstream:
         )
 
     async def run(self) -> None:
-        """Look after health and stalls until cancelled; then close what is idle."""
+        """Look after health, stalls and idle connections until cancelled; then close these."""
         try:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._calls.watch)
@@ -131,6 +131,7 @@ class Upstream:
                     nursery.start_soon(self._readers.run)
                 while True:
                     await self.view.look()
+                    self._connections.close_old()
                     await trio.sleep(self.section.health_interval_s)
         finally:
             self._connections.close()

@@ -46,6 +46,8 @@ class _Chat(msgspec.Struct, frozen=True):
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    """As llama.cpp's server calls it."""
     response_format: _Format | None = None
     tool_choice: Literal["auto", "none"] | None = None
 
@@ -124,10 +126,11 @@ def with_assistant_prefix(
     turns = decode_json(_turns_decoder, members["messages"], "messages")
     turns.append(Raw(_encode({"role": "assistant", "content": text})))
     members["messages"] = Raw(_encode(turns))
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
         if name in members:
             allowed = decode_json(_count_decoder, members[name], name)
-            if allowed is not None:
+            # llama.cpp's server takes -1 for no bound.
+            if allowed is not None and allowed >= 0:
                 if allowed <= tokens:
                     return None
                 members[name] = Raw(_encode(allowed - tokens))

@@ -74,6 +74,12 @@ class _Tool(FlatTool, frozen=True, kw_only=True):
     type: str
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """A function as an engine is told of it."""
+
+    function: dict[str, Raw]
+
+
 class _Choice(msgspec.Struct, frozen=True):
     type: str
     name: Name | None = None
@@ -83,7 +89,8 @@ _input_decoder: msgspec.json.Decoder[str | list[_Item]] = msgspec.json.Decoder(s
 _tools_decoder = msgspec.json.Decoder(list[_Tool])
 _choice_decoder: msgspec.json.Decoder[str | _Choice] = msgspec.json.Decoder(str | _Choice)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
-_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_told_decoder = msgspec.json.Decoder(list[_Told])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 _include_decoder = msgspec.json.Decoder(list[str])
 _encode = msgspec.json.Encoder().encode
 
@@ -132,11 +139,15 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
         return (self.top_logprobs or 0) if is_wanted else None
 
     def echo(self, generate: GenerateRequest) -> dict[str, Any]:
-        """What the answer repeats of the request, of which the engine is asked `generate`."""
+        """What the answer repeats of the request, of which the engine is asked `generate`.
+
+        What can be nested is JSON already: as deep as it may be to be read, it could be too deep where
+        it is written.
+        """
         choice = generate.tool_choice or "auto"
         named = choice.removeprefix(TOOL_NAMED)
-        tools = _any_decoder.decode(generate.tools) if generate.tools else []
-        text = {} if is_absent(self.text) else decode_json(_any_decoder, self.text, "text")
+        tools = _told_decoder.decode(generate.tools.encode()) if generate.tools else []
+        text = {} if is_absent(self.text) else decode_json(_object_decoder, self.text, "text")
         metadata: dict[str, str] = {}
         if not is_absent(self.metadata):
             check_length(self.metadata, "metadata", _METADATA_BYTES_MAX)
@@ -147,9 +158,10 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
             "metadata": metadata,
             "parallel_tool_calls": generate.parallel_tool_calls,
             "temperature": generate.temperature,
-            "text": {"format": {"type": "text"}} | text,
+            "text": {"format": {"type": "text"}}
+            | {name: Raw(_encode(value)) for name, value in text.items()},
             "tool_choice": choice if named == choice else {"type": "function", "name": named},
-            "tools": [{"type": "function"} | tool["function"] for tool in tools],
+            "tools": [{"type": "function"} | tool.function for tool in tools],
             "top_logprobs": generate.logprobs or 0,
             "top_p": generate.top_p,
         }

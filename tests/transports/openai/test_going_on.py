@@ -201,6 +201,34 @@ async def test_a_refusal_of_who_was_to_go_on_is_told_by_an_event() -> None:
     assert last.startswith("data: ")
 
 
+@pytest.mark.parametrize(
+    ("allowed", "left"),
+    [
+        ({"max_tokens": -1}, {"max_tokens": -1}),
+        ({"n_predict": -1, "max_tokens": None}, {"n_predict": -1, "max_tokens": None}),
+        ({"n_predict": 10}, {"n_predict": 8}),
+    ],
+    ids=str,
+)
+async def test_the_bounds_of_llama_cpp_s_server_are_what_they_are_there(
+    allowed: dict[str, Any], left: dict[str, Any]
+) -> None:
+    """-1 is none: it must not end the answer that goes on."""
+    async with (
+        open_fake(dies(chat_chunk("Hel"), chat_chunk("lo"))) as one,
+        open_fake(REST) as other,
+        open_hop(one, other, worker__upstream__resume="llamacpp") as front,
+    ):
+        answer = None
+        with trio.fail_after(15):
+            while not one.asked:
+                answer = await front.chat(stream=True, **allowed)
+
+    assert answer is not None
+    assert texts_of(answer.text) == "Hello you"
+    assert {name: other.asked[-1].json[name] for name in left} == left
+
+
 def response(kind: str, **more: Any) -> bytes:
     """An event of `/v1/responses`, which has its name twice."""
     name = f"response.{kind}"

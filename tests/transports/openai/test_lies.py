@@ -321,3 +321,35 @@ async def test_a_refusal_that_comes_before_all_of_a_long_body_is_sent_is_the_ans
         connection.close()
 
     assert (response.status, json.loads(begun)) == (413, TOO_LONG)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+async def test_a_long_body_waits_for_a_server_that_is_busy_as_a_short_one_does(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window is closed meanwhile, which the kernel counts as if the machine had vanished."""
+    monkeypatch.setattr(client, "_UNACKNOWLEDGED_MS", 200)
+    is_free = trio.Event()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await is_free.wait()
+        read = 0
+        while read < size:
+            read += len(await stream.receive_some(1 << 20))
+        await stream.send_all(whole({}))
+
+    async with ask_at(serve) as asked, trio.open_nursery() as nursery:
+        found: list[int] = []
+
+        async def ask() -> None:
+            connection, response, _ = await asked.request(
+                "POST", "/v1/completions", b"x" * size, {}
+            )
+            connection.close()
+            found.append(response.status)
+
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        is_free.set()
+
+    assert found == [200]

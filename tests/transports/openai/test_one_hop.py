@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from trinamo.runtime.config.upstream import UpstreamConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.process.settings import write_setting
 from trinamo.transports.memory.control import MemoryControlPlane
+from trinamo.transports.openai import client
 from trinamo.transports.openai.engine import open_upstream_engine
 
 pytestmark = pytest.mark.slow
@@ -390,3 +392,22 @@ async def test_with_tracing_the_upstream_s_span_is_a_child_of_ours() -> None:
     told = fake.asked[0].headers["traceparent"]
     assert told[:36] == SPAN[:36]
     assert told != SPAN
+
+
+async def test_what_a_burst_has_opened_is_closed_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not requests still come, each of which uses the connection that was used last."""
+    monkeypatch.setattr(client, "_IDLE_S", 0.2)
+    go = trio.Event()
+
+    async def wait(_: Asked, stream: trio.SocketStream) -> None:
+        await go.wait()
+        await stream.send_all(STREAM_HEAD + chunk(HELLO) + b"0\r\n\r\n")
+
+    async with open_fake(wait) as fake, open_hop(fake) as front:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(partial(front.chat, stream=True))
+            await until(lambda: len(fake.asked) == 8)
+            go.set()
+        assert fake.open_count >= 8
+        await until(lambda: fake.open_count <= 1)

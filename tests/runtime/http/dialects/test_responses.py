@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import openai
 import pydantic
 import pytest
@@ -17,13 +19,16 @@ from tests.runtime.http.running import on_every_server
 from tests.runtime.http.test_clients import leaves_generators, trio_client
 from tests.sse import parse_events
 from trinamo.runtime.context import Context, Reason
-from trinamo.runtime.errors import DisconnectedError
+from trinamo.runtime.errors import DisconnectedError, RequestError
+from trinamo.runtime.protocol.openai.answers import Usage
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
     GenerateRequest,
     TokenLogprob,
 )
+from trinamo.runtime.protocol.openai.responses import ResponsesRequest
+from trinamo.runtime.protocol.openai.responses_answer import ResponsesAnswer
 
 PATH = "/v1/responses"
 CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Bern"}}</tool_call>'
@@ -280,3 +285,30 @@ async def test_chats_that_are_off_are_off_in_every_form(serve: Any) -> None:
         for path in (PATH, "/v1/messages"):
             answer = await client.post(path, json={"input": "hi"})
             assert answer.json()["error"]["code"] == "unsupported_endpoint"
+
+
+@pytest.mark.parametrize(
+    "where", ['"text":{"x":%s}', '"tools":[{"type":"function","name":"f","parameters":%s}]']
+)
+def test_what_is_not_nested_too_deep_to_be_read_can_be_written(where: str) -> None:
+    """The answer repeats it from a deeper place than it was read in."""
+
+    def write(told: dict[str, Any], frames: int) -> bytes:
+        if frames:
+            return write(told, frames - 1)
+        answer = ResponsesAnswer(told, "a", "m", 1, calls_tools=False)
+        answer.add_text(Delta("x", finish_reason=FinishReason.STOP))
+        return answer.to_body(Usage())
+
+    written = 0
+    for depth in range(0, sys.getrecursionlimit(), 7):
+        nested = '{"a":' * depth + "{}" + "}" * depth
+        body = f'{{"model":"m","input":"x",{where % nested}}}'
+        try:
+            request = msgspec.json.decode(body, type=ResponsesRequest)
+            told = request.echo(request.to_generate("m"))
+        except (RequestError, RecursionError):
+            break
+        written += nested.encode() in write(told, 40)
+    assert written > 50
+    assert written == depth // 7
