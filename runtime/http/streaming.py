@@ -105,6 +105,7 @@ class AnswerSink(Sink[Delta], ABC):
         return self._exchange.write(data)
 
     def restart(self) -> None:
+        self._record.prompt(0)
         self._record.output_tokens, self._is_complete = 0, False
         self._record.finish_reasons.clear()
         self._left, self._size = self._to.count_max, 0

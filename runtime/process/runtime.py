@@ -146,7 +146,7 @@ class Runtime:
         payload_bytes_max: float = math.inf,
         metadata: Mapping[str, str] | None = None,
         engine: GenerationEngine | None = None,
-        serves_admitted: bool = False,
+        bounds_itself: bool = False,
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
@@ -155,15 +155,15 @@ class Runtime:
         `engine` is what the handler asks: requests for another model than its own are refused, its
         load and its KV blocks are told to routers (`worker/reports.py`), and `/metrics` shows them.
         A request of more than `payload_bytes_max` bytes is refused before it is decoded. An
-        endpoint that `serves_admitted` answers what other processes ask about requests that are
-        served here: neither `worker.requests_max` nor an orderly end refuses that.
+        endpoint that `bounds_itself` is for what other processes ask of this one: its handler refuses,
+        and neither `worker.requests_max` nor an orderly end does.
         """
         served = Endpoint(
             endpoint,
             request_type,
             stream=handler,
             payload_bytes_max=payload_bytes_max,
-            serves_admitted=serves_admitted,
+            bounds_itself=bounds_itself,
         )
         return await self._serve(served, metadata, engine)
 
@@ -206,9 +206,16 @@ class Runtime:
         request_type: Any = Any,
         input_type: Any = Any,
         metadata: Mapping[str, str] | None = None,
+        bounds_itself: bool = False,
     ) -> Instance:
         """As `serve`; the handler also takes an iterator over what `Client.exchange` sends."""
-        served = Endpoint(endpoint, request_type, bidirectional=handler, input_type=input_type)
+        served = Endpoint(
+            endpoint,
+            request_type,
+            bidirectional=handler,
+            input_type=input_type,
+            bounds_itself=bounds_itself,
+        )
         return await self._serve(served, metadata)
 
     async def _serve(

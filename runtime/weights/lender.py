@@ -194,6 +194,7 @@ class Lender:
         Raises `OverloadedError` at `weights.peers_max`, `UnavailableError` for a file that is not
         held, and while shutting down, `RemoteProtocolError` for a taker that asks for what it may not.
         """
+        self._check_stays()
         found = self._files.get(ask.sha256)
         if found is None or self._memory is None:
             raise UnavailableError("this worker does not hold these weights")
@@ -214,8 +215,7 @@ class Lender:
                 memory=self._memory.describe(),
             )
             async for want in wants:
-                if self._is_draining():
-                    raise UnavailableError("this worker is shutting down")
+                self._check_stays()
                 if (
                     want.chunk >= manifest.count
                     or want.chunk < want.done
@@ -246,6 +246,10 @@ class Lender:
             del self._loans[context.id]
             self._metrics.lending.value = len(self._loans)
             self._take_back(loan, manifest.count, self._memory)
+
+    def _check_stays(self) -> None:
+        if self._is_draining():
+            raise UnavailableError("this worker is shutting down")
 
     def _take_back(self, loan: _Loan, before: int, memory: RoutedMemory) -> None:
         for chunk in [each for each in loan.held if each < before]:

@@ -205,6 +205,7 @@ class Taker:
 
     async def _try(self, client: Client, offer: Offer, partial: PartialFile) -> TrinamoError | None:
         """Take what is left from one holder; what went wrong, or None if the file is complete."""
+        error: TrinamoError | None = None
         try:
             ask = Ask(sha256=offer.sha256, taker=self.who)
             async with client.exchange(ask, _ITEM, instance_id=offer.instance_id) as exchange:
@@ -213,11 +214,17 @@ class Taker:
                 with trio.move_on_after(self._section.stall_timeout_s):
                     async for _ in exchange:
                         raise RemoteProtocolError("the holder lends what nobody wants")
-            await partial.commit()
         except ConfigError:
             raise
-        except TrinamoError as error:
+        except TrinamoError as found:
+            error = found
+        if not partial.is_complete:
             return error
+        # However its holder has ended: all of it is here.
+        try:
+            await partial.commit()
+        except CorruptedError as found:
+            return found
         return None
 
     async def _take_all(self, exchange: Exchange[Item], offer: Offer, partial: PartialFile) -> None:

@@ -49,8 +49,8 @@ class Endpoint:
     """Of one input item."""
     payload_bytes_max: float = math.inf
     """A longer payload is refused before it is decoded."""
-    serves_admitted: bool = False
-    """Its requests are a part of others that were admitted: no bound and no drain refuses them."""
+    bounds_itself: bool = False
+    """Who serves it refuses its requests himself: no bound here does, and no drain. They take nobody's place."""
     model: str = ""
     """The one model it serves; a request whose field `model` names another is refused."""
     check_room: Callable[[], None] = _has_room

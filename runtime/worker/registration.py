@@ -251,7 +251,8 @@ class Registrar:
         self.state.lost_count += 1
         self.state.lease_id = 0
         for key in self._keys.values():
-            key.revision = 0
+            # Of a store that has begun anew all revisions are smaller.
+            key.revision = key.foreign = 0
         _log.warning("lease lost: %s; registering again", error)
         self._env.note("lease.lost", incarnation=self.state.incarnation)
         self._on_change(self.state)

@@ -77,8 +77,8 @@ class Worker:
         self._traces = traces or Traces(env.clock, 0)
         self._endpoints: dict[str, Endpoint] = {}
         self._active: dict[str, Context] = {}
-        self._parts: set[str] = set()
-        """Those of them that are a part of others, which were admitted."""
+        self._placeless: set[str] = set()
+        """Those of them that take no place."""
         self._limits: dict[str, Callable[[State], None]] = {}
         """What each of them is listened to by: the two would keep each other alive."""
         self._cancelled: dict[str, float] = {}
@@ -107,8 +107,8 @@ class Worker:
 
     @property
     def admitted_count(self) -> int:
-        """Those of them that `requests_max` bounds: without what is a part of others."""
-        return len(self._active) - len(self._parts)
+        """Those of them that `requests_max` bounds: without what takes no place."""
+        return len(self._active) - len(self._placeless)
 
     @property
     def is_draining(self) -> bool:
@@ -202,7 +202,7 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if self.admitted_count >= self.requests_max and not endpoint.serves_admitted:
+        if self.admitted_count >= self.requests_max and not endpoint.bounds_itself:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
@@ -226,8 +226,8 @@ class Worker:
     def _absence(self, envelope: Envelope) -> RequestAnswer | None:
         """A refusal that a retry cannot change: it leaves, or is not the one that is meant."""
         endpoint = self._endpoints.get(envelope.endpoint)
-        serves_admitted = endpoint is not None and endpoint.serves_admitted
-        if self._nursery is None or (self._draining and not serves_admitted):
+        bounds_itself = endpoint is not None and endpoint.bounds_itself
+        if self._nursery is None or (self._draining and not bounds_itself):
             status, message = AckStatus.DRAINING, "this worker is shutting down"
         elif endpoint is None:
             status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
@@ -258,8 +258,8 @@ class Worker:
         context.on_change(limit)
         self._limits[envelope.id] = limit
         self._active[envelope.id] = context
-        if self._endpoints[envelope.endpoint].serves_admitted:
-            self._parts.add(envelope.id)
+        if self._endpoints[envelope.endpoint].bounds_itself:
+            self._placeless.add(envelope.id)
         self._env.note("worker.begin", request=envelope.id)
         return context
 
@@ -270,7 +270,7 @@ class Worker:
 
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
-        self._parts.discard(context.id)
+        self._placeless.discard(context.id)
         context.off_change(self._limits.pop(context.id))
         if context.reason is not None:
             record.cancelled(context.reason)

@@ -10,6 +10,7 @@ once more by the plane that connects.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -196,12 +197,17 @@ class NixlMetadataStore:
                         gone = self._drop([key.removeprefix(self._key_prefix)], revision)
                     case Snapshot(revision, entries) | Resync(revision, entries):
                         there = {each.key.removeprefix(self._key_prefix) for each in entries}
-                        missing = [each for each in self._cached if each not in there]
-                        gone = self._drop(missing, revision) + self._replaced(entries)
+                        # Read later than this, or of a store that has begun anew since: who knows?
+                        missing = [
+                            engine_id
+                            for engine_id, known in self._cached.items()
+                            if engine_id not in there or known.mod_revision > revision
+                        ]
+                        gone = self._drop(missing) + self._replaced(entries)
                 for agent in gone:
                     tell_missing(agent)
 
-    def _drop(self, engine_ids: Sequence[str], revision: int) -> list[str]:
+    def _drop(self, engine_ids: Sequence[str], revision: float = math.inf) -> list[str]:
         """Drop what was gone at `revision`; what was put after it is younger than the news."""
         old = [
             each

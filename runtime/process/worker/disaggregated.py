@@ -134,7 +134,7 @@ class DecodeRole(_Role):
                 decode_first.lend,
                 request_type=Claim,
                 metadata={**metadata, "for": "handoff"},
-                serves_admitted=True,
+                bounds_itself=True,
             )
             task_status.started(self._engine(decode_first, prefills))
             await trio.sleep_forever()

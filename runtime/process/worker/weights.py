@@ -77,6 +77,8 @@ async def lend_weights(
                 request_type=Ask,
                 input_type=Want,
                 metadata={**metadata, "for": "weights"},
+                # A full worker is whom those come to help that need its file.
+                bounds_itself=True,
             )
             for sha256, card in lender.cards(config.worker.namespace):
                 await runtime.publish(weights_key(sha256, instance.id), encode_weights_card(card))

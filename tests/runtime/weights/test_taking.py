@@ -98,6 +98,19 @@ async def test_after_a_break_another_holder_goes_on_where_the_first_has_stopped(
         assert world.taken_bytes == len(content(source))
 
 
+async def test_a_file_that_is_complete_is_kept_however_its_holder_ends(
+    source: Path, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is the only one, and dies behind the last chunk."""
+    async with open_world() as world:
+        holder = await world.add(source)
+        holder.items_left = 1 + CHUNKS
+        target = tmp_path / "model.gguf"
+        await world.take(target, digest(source))
+        assert content(target) == content(source)
+        assert world.asked == [holder.id]
+
+
 async def test_a_holder_of_a_damaged_file_is_left_for_good(
     source: Path, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -16,6 +16,7 @@ from trinamo.runtime.errors import ConnectError, FencedError, UnavailableError
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
+from trinamo.transports.memory.store import MemoryStore
 
 
 @pytest.fixture
@@ -55,6 +56,22 @@ async def test_a_key_registered_again_while_it_is_being_written_ends_as_the_late
         await registered.registrar.register("k", lambda _: b"draining")
     await trio.sleep(5)
     assert await registered.value() == b"draining"
+
+
+async def test_in_a_store_that_began_anew_a_key_is_registered_at_any_revision(
+    registered: Registered, autojump_clock: trio.testing.MockClock
+) -> None:
+    """As when etcd has lost its disk, and the key is put there before its watch is."""
+    control = registered.registrar._control
+    assert isinstance(control, MemoryControlPlane)
+    for number in range(100):
+        await control.put(f"other/{number}", b"")
+    await registered.registrar.register("k", render)
+    control.store.is_up, control.store = False, MemoryStore()
+    await trio.sleep(2 * TTL_S)
+    assert await control.get("k") is not None
+    with trio.fail_after(TTL_S):
+        await registered.registrar.register("k", lambda _: b"draining")
 
 
 async def test_an_instance_id_that_another_process_holds_is_refused(

@@ -264,6 +264,18 @@ async def test_a_choice_that_is_made_anew_counts_its_prompt_as_before() -> None:
         assert house.cut.count == 1
 
 
+async def test_an_answer_that_is_made_anew_tells_of_its_prompt_as_its_maker_found_it() -> None:
+    async with open_house(can_resume=False) as house:
+        body = {"prompt": "Say anything that fills a block.", **GREEDY}
+        await house.ask(**body)
+        await house.ask(prompt="Go on.")
+        usage = (await house.ask(5, **body))["usage"]
+        assert house.cut.count == 1
+        first, second = (engine.statistics().hit_tokens for engine in house.engines)
+        assert (first > 0, second) == (True, 0)
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 async def test_no_answer_goes_on_with_the_tokens_of_other_weights() -> None:
     """As when the pool of a model is replaced: who began it has withdrawn its card, and drains."""
     async with open_house(["old", "new"]) as house, trio.open_nursery() as nursery:

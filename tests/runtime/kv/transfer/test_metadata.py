@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 import trio
@@ -15,7 +18,7 @@ from trinamo.runtime.kv.transfer.metadata import (
     NixlMetadata,
     NixlMetadataStore,
 )
-from trinamo.runtime.planes import ControlPlane, Entry
+from trinamo.runtime.planes import ControlPlane, Delete, Entry, Resync, WatchEvent
 from trinamo.runtime.protocol.transfer.description import (
     MemoryDescription,
     encode_description,
@@ -246,6 +249,42 @@ async def test_news_that_overtakes_a_read_is_not_lost(store: NixlMetadataStore) 
         await trio.testing.wait_all_tasks_blocked()
         assert (await overtaken.get("e")).agent_name == "a2"
         assert len(reads) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_was_read_before_the_store_began_anew_is_told_of() -> None:
+    """As when etcd has lost its disk: its revisions, which are small now, say nothing of those."""
+    sending, events = trio.open_memory_channel[WatchEvent](8)
+
+    class Anew(MemoryControlPlane):
+        entry: Entry | None = None
+
+        async def get(self, key: str) -> Entry | None:
+            await trio.lowlevel.checkpoint()
+            return self.entry
+
+        @asynccontextmanager
+        async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+            yield events
+
+    control, told = Anew(), list[str]()
+    store = NixlMetadataStore("dynamo", control)
+    key, value = store.key("e"), store.encode("e", metadata("e", "a1"))
+    before, after = (Entry(key, value, rev, rev, 0) for rev in (1000, 3))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.watch, told.append)
+        await trio.testing.wait_all_tasks_blocked()
+        control.entry = before
+        assert (await store.get("e")).agent_name == "a1"
+        control.entry = after
+        await sending.send(Resync(3, [after]))
+        await trio.testing.wait_all_tasks_blocked()
+        # It may live, and be there again already: it is asked.
+        assert told == ["a1"]
+        assert (await store.get("e")).agent_name == "a1"
+        await sending.send(Delete(key, 9))
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == ["a1", "a1"]
         nursery.cancel_scope.cancel()
 
 
