@@ -300,7 +300,7 @@ def test_what_is_not_nested_too_deep_to_be_read_can_be_written(where: str) -> No
         answer.add_text(Delta("x", finish_reason=FinishReason.STOP))
         return answer.to_body(Usage())
 
-    written = 0
+    written = depth = 0
     for depth in range(0, sys.getrecursionlimit(), 7):
         nested = '{"a":' * depth + "{}" + "}" * depth
         body = f'{{"model":"m","input":"x",{where % nested}}}'
