@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +43,8 @@ class Process:
     log: Path
     complain: Complain
     """Called with what no fault of the plan explains."""
+    needs: Sequence[Server]
+    """Without one of these it cannot start."""
     facts: dict[str, Any] = attrs.field(factory=dict)
     """What it said when it was ready; empty while it is not."""
     lives: int = 0
@@ -65,15 +67,18 @@ class Process:
         return str(self.facts.get("status_url") or self.facts.get("url") or "")
 
     async def start(self) -> None:
-        """Start it, again and again if it must, and return once it serves."""
-        with trio.move_on_after(START_S):
-            while not await self._born():
+        """Start it, again and again if it must, and return once it serves.
+
+        It has its time from when all servers are there: the plan may leave none for a minute.
+        """
+        with trio.move_on_after(START_S) as patience:
+            while not await self._born(patience):
                 await trio.sleep(RETRY_S)
             self.is_wanted = True
             return
         self.complain(f"{self.name} did not start within {START_S:g} s")
 
-    async def _born(self) -> bool:
+    async def _born(self, patience: trio.CancelScope) -> bool:
         role = "frontend" if self.role == "frontend" else "worker"
         command = [sys.executable, str(ROLE), role]
         command += [f"{key}={value}" for key, value in self.settings.items()]
@@ -86,6 +91,8 @@ class Process:
                 self.lives += 1
                 self.born_s = trio.current_time()
                 return True
+            if not all(each.is_up for each in self.needs):
+                patience.deadline = trio.current_time() + START_S
             await trio.sleep(0.1)
         return False
 

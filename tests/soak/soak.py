@@ -112,6 +112,7 @@ class Soak:
                 {**settings, "worker.role": role},
                 self.ledger.out / f"{turn.number}-{name}.log",
                 self.find,
+                self.servers,
             )
             for name, role in turn.workers.items()
         ]
@@ -385,7 +386,7 @@ async def open_soak(
         }
         soak = Soak(seed, clients, ledger, [Server(etcd), Server(nats)], [], common)
         soak.frontends = [
-            Process(name, "frontend", common, out / f"{name}.log", soak.find)
+            Process(name, "frontend", common, out / f"{name}.log", soak.find, soak.servers)
             for name in ("frontend-1", "frontend-2")
         ]
         try:

@@ -1,12 +1,18 @@
-"""What a soak calls an answer, beside the undisturbed one: each outcome, and that none hides another."""
+"""What a soak calls an answer, beside the undisturbed one: each outcome, and that none hides another; and a late start."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from tests.soak import processes
 from tests.soak.asking import RED, Answer, Outcome, judged
+from tests.soak.processes import Process
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5}
 
@@ -90,3 +96,34 @@ def test_pieces_of_a_stream_add_up_to_what_a_body_says_at_once() -> None:
 def test_what_must_not_happen_is_named() -> None:
     fine = {Outcome.RIGHT, Outcome.LEFT, Outcome.GONE, Outcome.BUSY, Outcome.TYPED}
     assert set(Outcome) - set(RED) == fine
+
+
+# --- starts -----------------------------------------------------------------------------------------
+
+
+class Away:
+    is_up = False
+
+
+async def test_the_time_for_a_start_begins_once_all_servers_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan may leave none of both for longer: that says nothing of who waits for them."""
+    monkeypatch.setattr(processes, "START_S", 0.3)
+
+    def spawn(*_: Any, **__: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import time; time.sleep(30)"]
+        return subprocess.Popen(command, start_new_session=True)
+
+    monkeypatch.setattr(processes, "spawn", spawn)
+    (tmp_path / "log").touch()
+    told: list[str] = []
+    server: Any = Away()
+    waiting = Process("worker", "worker", {}, tmp_path / "log", told.append, [server])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(waiting.start)
+        await trio.sleep(1)
+        assert not told
+        server.is_up = True
+    assert told == ["worker did not start within 0.3 s"]
+    await waiting.kill()
