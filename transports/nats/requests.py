@@ -70,6 +70,7 @@ CANCEL_PATIENCE_S = 0.5
 PROBE_PATIENCE_S: Final = 1.0
 """How long an instance that is said to be gone may take to say that it is there."""
 HANDED_ON_S: Final = 0.05
+"""How long an ACK that came before a probe's answer may need to its task."""
 
 
 def about_request(address: str) -> bytes:

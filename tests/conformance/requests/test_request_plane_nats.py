@@ -529,14 +529,14 @@ async def test_who_was_away_and_answers_a_probe_never_got_the_request_before_it(
     server = NatsRequestServer(closed.events, address, sealer=member(SECRET))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(closed.plane.hold, address, lambda: None)
-        nursery.start_soon(deafened, nursery, server, closed.service)
+        nursery.start_soon(serve_late, nursery, server, closed.service)
         with trio.fail_after(5), pytest.raises(ConnectError, match="nobody was subscribed"):
             await ack_of(closed.plane, address, stream("r1"), b"")
         nursery.cancel_scope.cancel()
     assert [envelope.kind for envelope, _ in closed.service.admitted] == [RequestKind.PROBE]
 
 
-async def deafened(nursery: trio.Nursery, server: NatsRequestServer, service: Service) -> None:
+async def serve_late(nursery: trio.Nursery, server: NatsRequestServer, service: Service) -> None:
     """Serve, once somebody has asked in vain."""
     await trio.sleep(PROBE_PATIENCE_S / 4)
     await nursery.start(server.serve, service)
