@@ -393,17 +393,17 @@ class ChatAnswer(_Answer):
     _is_begun = False
 
     def add_event(self, delta: Delta) -> bytes:
-        is_text = delta.finish_reason is None and not delta.logprobs and self._ids is None
-        if self._template is not None and is_text:
-            return self._template.render(delta.text) if delta.text else b""
         if not self._is_begun:
             self._is_begun = True
             return self._event(ChatDelta(role="assistant", content=delta.text), delta)
-        if not is_text:
+        if delta.finish_reason is not None or delta.logprobs or self._ids is not None:
             return self._event(ChatDelta(content=delta.text or None), delta)
-        choice = ChatChunkChoice(self._index, ChatDelta(content=TextTemplate.MARK))
-        self._template = TextTemplate(self._chunk([choice], self._no_usage))
-        return self.add_event(delta)
+        if not delta.text:
+            return b""
+        if self._template is None:
+            choice = ChatChunkChoice(self._index, ChatDelta(content=TextTemplate.MARK))
+            self._template = TextTemplate(self._chunk([choice], self._no_usage))
+        return self._template.render(delta.text)
 
     def to_body(self, usage: Usage, others: Sequence[ChatAnswer] = ()) -> bytes:
         return _encode(

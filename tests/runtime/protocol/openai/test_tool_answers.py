@@ -51,3 +51,16 @@ def test_half_a_character_in_arguments_is_sent_as_a_mark() -> None:
     assert call["function"] == {"name": "f", "arguments": "a?"}
     (called,) = (each["delta"]["tool_calls"] for each in streamed(text)[:1])
     assert called[0]["function"] == call["function"]
+
+
+def test_a_call_behind_text_is_streamed_wherever_the_text_is_cut() -> None:
+    """Also where the second event of text has the beginning of the call's tag with it."""
+    answer = ToolAnswer("x", "m", 0, wants_usage=False)
+    pieces = ["Let", " me see.\n<tool", '_call>{"name": "f", "arguments": {}}</tool_call>']
+    events = b"".join(answer.add_event(Delta(each)) for each in pieces).split(b"\n\n")
+    deltas = [
+        json.loads(each.removeprefix(b"data: "))["choices"][0]["delta"] for each in events[:-1]
+    ]
+    assert "".join(each.get("content", "") for each in deltas) == "Let me see.\n"
+    called = [each["tool_calls"][0]["function"] for each in deltas if "tool_calls" in each]
+    assert called == [{"name": "f", "arguments": ""}, {"arguments": "{}"}]
