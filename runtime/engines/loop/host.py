@@ -41,6 +41,7 @@ from .answer import Finish, SequenceAnswer
 from .pinned import Pinned, Reserved
 from .scheduler import Scheduler, TokenSequence
 from .step import (
+    TEMPERATURE_MIN,
     Embeds,
     Ends,
     Hop,
@@ -408,7 +409,7 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
         prompt_tokens=prompt_tokens,
         tokens_max=_tokens_max(engine, request, prompt_tokens),
         sampling=Sampling(
-            temperature=request.temperature,
+            temperature=request.temperature if request.temperature >= TEMPERATURE_MIN else 0,
             top_p=request.top_p,
             top_k=request.top_k,
             min_p=request.min_p,
