@@ -71,9 +71,10 @@ class EndpointKind:
 
 
 def _chat(request: ChatCompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
-    form = ToolAnswer if choices[0].calls_tools else ChatAnswer
-    told = _told(request, choices)
-    return lambda index, *known: form(*known, index=index, **told)
+    told, calls_max = _told(request, choices), choices[0].calls_max
+    if not calls_max:
+        return lambda index, *known: ChatAnswer(*known, index=index, **told)
+    return lambda index, *known: ToolAnswer(*known, index=index, calls_max=calls_max, **told)
 
 
 def _completion(request: CompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
@@ -91,13 +92,13 @@ def _told(request: SharedRequest, choices: list[GenerateRequest]) -> dict[str, A
 
 
 def _response(request: ResponsesRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
-    echo, calls_tools = request.echo(choices[0]), choices[0].calls_tools
-    return lambda _, *known: ResponsesAnswer(echo, *known, calls_tools=calls_tools)
+    echo, calls_max = request.echo(choices[0]), choices[0].calls_max
+    return lambda _, *known: ResponsesAnswer(echo, *known, calls_max=calls_max)
 
 
 def _message(_: MessagesRequest, choices: list[GenerateRequest], __: int) -> MakesAnswer:
-    calls_tools = choices[0].calls_tools
-    return lambda _, answer_id, model, __: MessagesAnswer(answer_id, model, calls_tools=calls_tools)
+    calls_max = choices[0].calls_max
+    return lambda _, answer_id, model, __: MessagesAnswer(answer_id, model, calls_max=calls_max)
 
 
 def _embeddings(request: EmbeddingsRequest, _: list[GenerateRequest], __: int) -> MakesAnswer:

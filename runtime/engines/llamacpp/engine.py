@@ -5,7 +5,7 @@ vocabulary (`model_file.py` knows how to get one). llama.cpp keeps the KV in cel
 the scheduler's blocks only count; what another worker is to have of it is copied to and from blocks
 of memory beside it (`state.py`).
 
-Its tokens may differ in the last digit of a logit with the batch they are computed in. For answers
+Its logits differ by some hundredths with the batch they are computed in, and so may tokens. For answers
 that are the same everywhere, take `engines/exact/engine.py`.
 """
 
