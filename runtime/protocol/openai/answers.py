@@ -279,6 +279,14 @@ def _text(token: bytes) -> str:
     return token.decode("utf-8", "replace")
 
 
+def _by_text(told: TokenLogprob) -> dict[str, float]:
+    """Of each text the likeliest token, and of its own text the token itself: parts of characters look alike."""
+    found: dict[str, float] = {}
+    for token, logprob in [(told.token, told.logprob), *told.top]:
+        found.setdefault(_text(token), logprob)
+    return found
+
+
 # --- from deltas to answers ------------------------------------------------------------------
 
 
@@ -533,10 +541,7 @@ class CompletionAnswer(_Answer):
         if not tokens:
             return None
         told: list[float | None] = [each.logprob for each in tokens]
-        top: list[dict[str, float] | None] = [
-            {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
-            for each in tokens
-        ]
+        top: list[dict[str, float] | None] = [_by_text(each) for each in tokens]
         if begins_prompt:
             told[0] = top[0] = None
         offsets = []
