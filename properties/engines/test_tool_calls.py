@@ -53,17 +53,25 @@ def parse(pieces: list[str]) -> Found:
     return text, called
 
 
-@given(plain, st.lists(calls, max_size=3), st.booleans(), cuts)
+@given(plain, st.lists(calls, max_size=3), st.booleans(), st.booleans(), cuts)
 def test_every_call_is_found_and_the_text_before_is_kept(
-    text: str, called: list[tuple[str, dict[str, object]]], is_swapped: bool, where: list[int]
+    text: str,
+    called: list[tuple[str, dict[str, object]]],
+    is_swapped: bool,
+    is_open: bool,
+    where: list[int],
 ) -> None:
-    """Name first or arguments first, in one piece or in many; what separates calls is no text."""
+    """Name first or arguments first, in one piece or in many; what separates calls is no text.
+
+    Models forget the tag that ends a call; one whose name comes first is found all the same.
+    """
     whole = text
     for name, given_arguments in called:
         call = {"name": name, "arguments": given_arguments}
         if is_swapped:
             call = dict(reversed(call.items()))
-        whole += f"{CALL_BEGIN}\n{json.dumps(call)}\n{CALL_END}\n"
+        end = "" if is_open and not is_swapped else f"{CALL_END}\n"
+        whole += f"{CALL_BEGIN}\n{json.dumps(call)}\n{end}"
     found_text, found = parse([whole])
     assert found_text == text
     assert [(name, json.loads(each)) for name, each in found] == called

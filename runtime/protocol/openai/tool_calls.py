@@ -40,6 +40,7 @@ _HEAD: Final = re.compile(
 )
 _HEAD_CHARS_MAX: Final = 1024
 _NAME: Final = re.compile(r'[^"\\\ud800-\udfff]{1,64}\Z')
+_TAIL_END: Final = re.compile(f"{CALL_END}|(?={CALL_BEGIN})")
 _MARKS: Final = re.compile(r'["\\{}\[\]]')
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +60,7 @@ class _In(enum.Enum):
     """Behind `CALL_BEGIN`: what is called is not known yet."""
     ARGUMENTS = enum.auto()
     TAIL = enum.auto()
-    """Behind the arguments, up to `CALL_END`."""
+    """Behind the arguments, up to `CALL_END`, or to the next call."""
 
 
 class ToolCallParser:
@@ -160,11 +161,12 @@ class ToolCallParser:
         return len(text)
 
     def _take_tail(self, _: list[str | CallPiece]) -> bool:
-        end, rest = self._pending.partition(CALL_END)[1:]
-        if not end:
+        end = _TAIL_END.search(self._pending)
+        if end is None:
             self._pending = self._pending[1 - len(CALL_END) :]
             return False
-        self._in, self._pending, self._is_behind_call = _In.TEXT, rest, True
+        self._in, self._pending = _In.TEXT, self._pending[end.end() :]
+        self._is_behind_call = True
         return True
 
     _TAKES: Final = {
