@@ -101,7 +101,6 @@ class LlamaCppEngine:
             fingerprint=digest,
             has_prefix_cache=True,
             can_resume=True,
-            features=FEATURES,
             sampling=sampling_of(metadata, digest),
         )
         self.end_token_ids = frozenset(vocabulary.end_ids)

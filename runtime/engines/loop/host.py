@@ -177,9 +177,8 @@ class EngineHost:
     ) -> SequenceAnswer:
         sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
-        answer = SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop)
-        answer.tells_prompt_ids = request.return_token_ids
-        return answer
+        told = request.return_token_ids
+        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop, told)
 
     # --- handing over ---
 
@@ -402,7 +401,13 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
     if is_shaped(request):
         shaping = Shaping(request=request, token_ids=token_ids, prompt_tokens=prompt_tokens)
         if request.prompt_logprobs is not None and not request.delivered_ids:
-            check_told_fits(request.prompt_logprobs, prompt_tokens)
+            told = prompt_tokens * (request.prompt_logprobs + 1)
+            if told > PROMPT_LOGPROBS_MAX:
+                raise RequestError(
+                    f"'logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
+                    f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
+                    param="logprobs",
+                )
             shaping.prompt_told = []
     return TokenSequence(
         token_ids=token_ids,
@@ -419,17 +424,6 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
         ends=Ends.of(request, engine.end_token_ids, prompt_tokens),
         tenant=request.tenant,
     )
-
-
-def check_told_fits(count: int, prompt_tokens: int) -> None:
-    """Raise `RequestError` if log probabilities of so many tokens, and their alternatives, are too many."""
-    told = prompt_tokens * (count + 1)
-    if told > PROMPT_LOGPROBS_MAX:
-        raise RequestError(
-            f"'logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
-            f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
-            param="logprobs",
-        )
 
 
 def _tokens_max(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> int:

@@ -215,12 +215,7 @@ class ToolAnswer(ChatAnswer):
     """One choice of an answer of `/v1/chat/completions` to a request with tools."""
 
     def __init__(
-        self,
-        answer_id: str,
-        *known: Any,
-        index: int = 0,
-        calls_max: float = math.inf,
-        **told: Any,
+        self, answer_id: str, *known: Any, index: int = 0, calls_max: float = math.inf, **told: Any
     ) -> None:
         super().__init__(answer_id, *known, index=index, **told)
         self._call_prefix = f"call_{answer_id}_{index}" if index else f"call_{answer_id}"
