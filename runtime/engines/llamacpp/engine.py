@@ -115,11 +115,8 @@ class LlamaCppEngine:
         can = FEATURES | (CHAT_FEATURES if self._prompts.has_template else frozenset())
         can |= {Feature.EMBEDDINGS} if pooling else frozenset()
         self.info = attrs.evolve(self.info, features=can)
-        texts, end_ids, special_ids = (
-            vocabulary.all_bytes(),
-            vocabulary.end_ids,
-            vocabulary.special_ids,
-        )
+        texts = vocabulary.all_bytes()
+        end_ids, special_ids = vocabulary.end_ids, vocabulary.special_ids
         tokenize = partial(vocabulary.tokenize, is_template=False)
         compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))

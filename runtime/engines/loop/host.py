@@ -233,10 +233,9 @@ class EngineHost:
         if is_answered(self._engine, request, sequence.prompt_tokens):
             raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
-        pinned = Pinned(
-            *(sequence, context, self.info.block_tokens, self._steps.stop),
-            is_staged=isinstance(self._engine, StagesKv),
-        )
+        is_staged = isinstance(self._engine, StagesKv)
+        known = sequence, context, self.info.block_tokens, self._steps.stop
+        pinned = Pinned(*known, is_staged)
         self._steps.submit(sequence)
         self._steps.follow(pinned)
         try:

@@ -6,8 +6,7 @@ nothing here decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import trio
@@ -30,7 +29,7 @@ class Pinned:
     _block_tokens: int
     _on_stop: Callable[[Pinned], None]
     """Called when its request is stopped or killed."""
-    _is_staged: bool = attrs.field(kw_only=True)
+    _is_staged: bool
     """The blocks hold nothing before the prompt is complete."""
     block_ids: Sequence[int] = ()
     _first_token: int | None = None
@@ -138,4 +137,8 @@ class Reserved:
 
     prompt: Prompt
     block_ids: Sequence[int]
-    adopt: Callable[[int, Sink[Delta]], Coroutine[Any, Any, None]]
+    _adopt: Callable[[int, Sink[Delta]], Awaitable[None]]
+
+    async def adopt(self, first_token: int, sink: Sink[Delta]) -> None:
+        """See `Reservation.adopt`."""
+        await self._adopt(first_token, sink)

@@ -237,11 +237,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             raise RequestError("the prompt is empty", param="prompt")
 
     @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may be calls of its tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def calls_max(self) -> float:
         """How many calls of its tools the answer may hold."""
-        if not self.tools or self.tool_choice == "none":
-            return 0
-        return math.inf if self.parallel_tool_calls else 1
+        return self.calls_tools and (math.inf if self.parallel_tool_calls else 1)
 
     @property
     def turns(self) -> list[ChatMessage]:
