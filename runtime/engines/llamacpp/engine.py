@@ -86,8 +86,7 @@ class LlamaCppEngine:
         embeds: bool = False,
     ) -> None:
         """`embeds`: make embeddings, too, with a model that is not made for it."""
-        llama = import_llama()
-        self._llama = llama
+        llama = self._llama = import_llama()
         self._model = load_model(llama, path)
         vocabulary = self._vocabulary = Vocabulary(self._model.get_vocab())
         context_tokens_max = min(context_tokens_max, self._model.n_ctx_train)
