@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from hypothesis import given
@@ -80,8 +81,10 @@ def test_what_comes_out_as_a_message_is_what_comes_out_as_a_chat(
     deltas: list[Delta], calls_tools: bool
 ) -> None:
     """Text, uses of tools, reason and usage are the same; whole and folded from events, too."""
-    whole = answered(MessagesAnswer("7", "m", calls_tools=calls_tools), deltas, USAGE)
-    streamed = MessagesAnswer("7", "m", calls_tools=calls_tools)
+    whole = answered(
+        MessagesAnswer("7", "m", calls_max=math.inf if calls_tools else 0), deltas, USAGE
+    )
+    streamed = MessagesAnswer("7", "m", calls_max=math.inf if calls_tools else 0)
     body = b"".join([*map(streamed.add_event, deltas), streamed.end_events(USAGE)])
     events = [json.loads(event.data) for event in parse_events(body)]
     check_events(events)
@@ -106,7 +109,7 @@ def test_what_comes_out_as_a_message_is_what_comes_out_as_a_chat(
 @given(deltas=DELTAS, calls_tools=...)
 def test_a_message_that_breaks_never_looks_whole(deltas: list[Delta], calls_tools: bool) -> None:
     """Behind any prefix of an answer a failure ends a legal sequence, without what ends a whole one."""
-    answer = MessagesAnswer("7", "m", calls_tools=calls_tools)
+    answer = MessagesAnswer("7", "m", calls_max=math.inf if calls_tools else 0)
     body = b"".join(map(answer.add_event, deltas))
     body += answer.error_events(503, ErrorDetail(message="it broke", type="server_error"))
     events = [json.loads(event.data) for event in parse_events(body)]

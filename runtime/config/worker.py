@@ -107,7 +107,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     ] = 256
     running_max: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None,
-        about("Sequences in one engine step; null: the engine's own."),
+        about("Sequences in one engine step, of `llamacpp` at most 256; null: the engine's own."),
     ] = None
     waiting_max: Annotated[
         Count | None, about("Sequences that wait for a place; null: the engine's own.")

@@ -99,14 +99,16 @@ class TextStream:
         self._is_partial = False
         """Whether the decoder keeps an incomplete character back."""
         self._matcher = StopMatcher(stops)
-        self._has_stops = bool(stops)
-        self.stopped_by = ""
-        """The stop string that is complete: no text follows."""
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that is complete: no text follows; else empty."""
+        return self._matcher.stopped_by
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string is complete."""
-        return bool(self.stopped_by)
+        return self._matcher.is_stopped
 
     def push(self, data: bytes) -> str:
         """Take the bytes of one token and return the text that can be shown now.
@@ -118,11 +120,7 @@ class TextStream:
         else:
             text = self._decoder.decode(data)
             self._is_partial = bool(self._decoder.getstate()[0])
-        if not self._has_stops:
-            return text
-        shown = self._matcher.push(text)
-        self.stopped_by = self._matcher.stopped_by
-        return shown
+        return self._matcher.push(text)
 
     def finish(self) -> str:
         """The answer is over: return what was kept back, empty after a stop string."""

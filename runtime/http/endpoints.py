@@ -38,7 +38,7 @@ from ..protocol.openai.tasks import (
 )
 from ..protocol.openai.tool_calls import ToolAnswer
 from .models.models import ModelKind
-from .status import ANTHROPIC, EVENTS_THAT_END, OPENAI, Dialect
+from .status import ANTHROPIC, OPENAI, Dialect
 
 MakesAnswer: TypeAlias = Callable[[int, str, str, int], AnswerFormat]
 """The form of a choice, by its index, from the request's id, the model's name as it was asked for, and
@@ -71,9 +71,10 @@ class EndpointKind:
 
 
 def _chat(request: ChatCompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
-    form = ToolAnswer if choices[0].calls_tools else ChatAnswer
-    told = _told(request, choices)
-    return lambda index, *known: form(*known, index=index, **told)
+    told, calls_max = _told(request, choices), choices[0].calls_max
+    if not calls_max:
+        return lambda index, *known: ChatAnswer(*known, index=index, **told)
+    return lambda index, *known: ToolAnswer(*known, index=index, calls_max=calls_max, **told)
 
 
 def _completion(request: CompletionRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
@@ -91,13 +92,13 @@ def _told(request: SharedRequest, choices: list[GenerateRequest]) -> dict[str, A
 
 
 def _response(request: ResponsesRequest, choices: list[GenerateRequest], _: int) -> MakesAnswer:
-    echo, calls_tools = request.echo(choices[0]), choices[0].calls_tools
-    return lambda _, *known: ResponsesAnswer(echo, *known, calls_tools=calls_tools)
+    echo, calls_max = request.echo(choices[0]), choices[0].calls_max
+    return lambda _, *known: ResponsesAnswer(echo, *known, calls_max=calls_max)
 
 
 def _message(_: MessagesRequest, choices: list[GenerateRequest], __: int) -> MakesAnswer:
-    calls_tools = choices[0].calls_tools
-    return lambda _, answer_id, model, __: MessagesAnswer(answer_id, model, calls_tools=calls_tools)
+    calls_max = choices[0].calls_max
+    return lambda _, answer_id, model, __: MessagesAnswer(answer_id, model, calls_max=calls_max)
 
 
 def _embeddings(request: EmbeddingsRequest, _: list[GenerateRequest], __: int) -> MakesAnswer:
@@ -117,7 +118,8 @@ RESPONSES: Final = EndpointKind(
     *("responses", "/v1/responses", ModelKind.CHAT),
     ResponsesRequest,
     _response,
-    EVENTS_THAT_END,
+    # Its last event says that it is the last.
+    Dialect(names=ResponsesRequest.names),
 )
 MESSAGES: Final = EndpointKind(
     "messages", "/v1/messages", ModelKind.CHAT, MessagesRequest, _message, ANTHROPIC
@@ -132,6 +134,7 @@ EMBEDDINGS: Final = EndpointKind(
     *("embeddings", "/v1/embeddings", ModelKind.EMBEDDINGS),
     EmbeddingsRequest,
     _embeddings,
+    Dialect(names=EmbeddingsRequest.names),
 )
 TOKENIZE: Final = EndpointKind(
     *("tokenize", "/tokenize", ModelKind.TOKENIZE),
@@ -142,4 +145,5 @@ DETOKENIZE: Final = EndpointKind(
     *("detokenize", "/detokenize", ModelKind.TOKENIZE),
     DetokenizeRequest,
     lambda *_: lambda *_: TaskAnswer(tell_text),
+    Dialect(names=DetokenizeRequest.names),
 )

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from ..config.http import HttpConfig
@@ -273,12 +274,17 @@ class AnswerDelivery:
                 forget_frames(caught)
 
     def _explain(self, error: Exception) -> ErrorAnswer:
-        return answer_error(
+        answer = answer_error(
             error,
             request_id=self.context.id,
             tells_detail=self.config.engine_error_detail,
             dialect=self.dialect,
         )
+        param = answer.detail.param or ""
+        told = msgspec.structs.replace(
+            answer.detail, param=self.dialect.names.get(param, param) or None
+        )
+        return attrs.evolve(answer, detail=told)
 
     def _client_left(self, sink: AnswerSink) -> None:
         self.record.disconnected()

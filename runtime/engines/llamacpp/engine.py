@@ -5,7 +5,7 @@ vocabulary (`model_file.py` knows how to get one). llama.cpp keeps the KV in cel
 the scheduler's blocks only count; what another worker is to have of it is copied to and from blocks
 of memory beside it (`state.py`).
 
-Its tokens may differ in the last digit of a logit with the batch they are computed in. For answers
+Its logits differ by some hundredths with the batch they are computed in, and so may tokens. For answers
 that are the same everywhere, take `engines/exact/engine.py`.
 """
 
@@ -86,8 +86,7 @@ class LlamaCppEngine:
         embeds: bool = False,
     ) -> None:
         """`embeds`: make embeddings, too, with a model that is not made for it."""
-        llama = import_llama()
-        self._llama = llama
+        llama = self._llama = import_llama()
         self._model = load_model(llama, path)
         vocabulary = self._vocabulary = Vocabulary(self._model.get_vocab())
         context_tokens_max = min(context_tokens_max, self._model.n_ctx_train)
@@ -101,7 +100,6 @@ class LlamaCppEngine:
             fingerprint=digest,
             has_prefix_cache=True,
             can_resume=True,
-            features=FEATURES,
             sampling=sampling_of(metadata, digest),
         )
         self.end_token_ids = frozenset(vocabulary.end_ids)
@@ -116,11 +114,8 @@ class LlamaCppEngine:
         can = FEATURES | (CHAT_FEATURES if self._prompts.has_template else frozenset())
         can |= {Feature.EMBEDDINGS} if pooling else frozenset()
         self.info = attrs.evolve(self.info, features=can)
-        texts, end_ids, special_ids = (
-            vocabulary.all_bytes(),
-            vocabulary.end_ids,
-            vocabulary.special_ids,
-        )
+        texts = vocabulary.all_bytes()
+        end_ids, special_ids = vocabulary.end_ids, vocabulary.special_ids
         tokenize = partial(vocabulary.tokenize, is_template=False)
         compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))

@@ -161,7 +161,11 @@ class Sequences:
 
 
 def sequence_count(running_max: int) -> int:
-    """How many a context for so many slots has."""
+    """How many a context for so many slots has; `ValueError` if those are too many."""
+    if running_max > SEQUENCES_MAX:
+        raise ValueError(
+            f"running_max is {running_max}; llama.cpp has at most {SEQUENCES_MAX} sequences"
+        )
     # All may end, and be kept, before as many begin.
     return min(2 * running_max + 1, SEQUENCES_MAX)
 

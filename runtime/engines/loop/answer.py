@@ -4,57 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import msgspec
 
 from ...context import Context, State
 from ...protocol.openai.generate import Delta, FinishReason, TokenLogprob
 from ...sinks import Sink
+from ...traces.trace import Leg
 from ..text import TextStream
 from .scheduler import TokenSequence
 
 Finish = Callable[[BaseException | None], None]
 
 
+@attrs.define(eq=False)
 class SequenceAnswer:
     """What one request gets of its sequence; `finish` is told its end, or its error, once."""
 
-    __slots__ = (
-        "_context",
-        "_finish",
-        "_leg",
-        "_on_stop",
-        "_sink",
-        "_unsent_prompt_tokens",
-        "sequence",
-        "tells_prompt_ids",
-        "text",
-        "unsent_ids",
-        "unsent_logprobs",
-    )
+    sequence: TokenSequence
+    text: TextStream
+    _sink: Sink[Delta]
+    _finish: Finish
+    _context: Context
+    _on_stop: Callable[[SequenceAnswer], None]
+    tells_prompt_ids: bool = False
+    """Whether the first delta has the prompt's tokens."""
+    unsent_ids: list[int] = attrs.field(factory=list, init=False)
+    unsent_logprobs: list[TokenLogprob] = attrs.field(factory=list, init=False)
+    _unsent_prompt_tokens: int = attrs.field(init=False)
+    _leg: Leg = attrs.field(init=False)
 
-    def __init__(
-        self,
-        sequence: TokenSequence,
-        text: TextStream,
-        sink: Sink[Delta],
-        finish: Finish,
-        context: Context,
-        on_stop: Callable[[SequenceAnswer], None],
-    ) -> None:
-        self.sequence = sequence
-        self.text = text
-        self._finish = finish
-        self._leg = context.trace.begin(
-            "engine", prompt_tokens=sequence.prompt_tokens, known_tokens=len(sequence.token_ids)
+    def __attrs_post_init__(self) -> None:
+        prompt_tokens = self._unsent_prompt_tokens = self.sequence.prompt_tokens
+        known_tokens = len(self.sequence.token_ids)
+        self._leg = self._context.trace.begin(
+            "engine", prompt_tokens=prompt_tokens, known_tokens=known_tokens
         )
-        self.unsent_ids: list[int] = []
-        self.unsent_logprobs: list[TokenLogprob] = []
-        self._unsent_prompt_tokens = sequence.prompt_tokens
-        self.tells_prompt_ids = False
-        """Whether the first delta has the prompt's tokens."""
-        self._sink = sink
-        self._context = context
-        self._on_stop = on_stop
 
     @property
     def is_killed(self) -> bool:

@@ -41,6 +41,7 @@ from .answer import Finish, SequenceAnswer
 from .pinned import Pinned, Reserved
 from .scheduler import Scheduler, TokenSequence
 from .step import (
+    TEMPERATURE_MIN,
     Embeds,
     Ends,
     Hop,
@@ -176,9 +177,8 @@ class EngineHost:
     ) -> SequenceAnswer:
         sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
-        answer = SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop)
-        answer.tells_prompt_ids = request.return_token_ids
-        return answer
+        told = request.return_token_ids
+        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop, told)
 
     # --- handing over ---
 
@@ -233,10 +233,9 @@ class EngineHost:
         if is_answered(self._engine, request, sequence.prompt_tokens):
             raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
-        pinned = Pinned(
-            *(sequence, context, self.info.block_tokens, self._steps.stop),
-            is_staged=isinstance(self._engine, StagesKv),
-        )
+        is_staged = isinstance(self._engine, StagesKv)
+        known = sequence, context, self.info.block_tokens, self._steps.stop
+        pinned = Pinned(*known, is_staged)
         self._steps.submit(sequence)
         self._steps.follow(pinned)
         try:
@@ -401,14 +400,20 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
     if is_shaped(request):
         shaping = Shaping(request=request, token_ids=token_ids, prompt_tokens=prompt_tokens)
         if request.prompt_logprobs is not None and not request.delivered_ids:
-            check_told_fits(request.prompt_logprobs, prompt_tokens)
+            told = prompt_tokens * (request.prompt_logprobs + 1)
+            if told > PROMPT_LOGPROBS_MAX:
+                raise RequestError(
+                    f"'logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
+                    f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
+                    param="logprobs",
+                )
             shaping.prompt_told = []
     return TokenSequence(
         token_ids=token_ids,
         prompt_tokens=prompt_tokens,
         tokens_max=_tokens_max(engine, request, prompt_tokens),
         sampling=Sampling(
-            temperature=request.temperature,
+            temperature=request.temperature if request.temperature >= TEMPERATURE_MIN else 0,
             top_p=request.top_p,
             top_k=request.top_k,
             min_p=request.min_p,
@@ -418,17 +423,6 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
         ends=Ends.of(request, engine.end_token_ids, prompt_tokens),
         tenant=request.tenant,
     )
-
-
-def check_told_fits(count: int, prompt_tokens: int) -> None:
-    """Raise `RequestError` if log probabilities of so many tokens, and their alternatives, are too many."""
-    told = prompt_tokens * (count + 1)
-    if told > PROMPT_LOGPROBS_MAX:
-        raise RequestError(
-            f"'logprobs' asks for {told} log probabilities of a prompt of {prompt_tokens} tokens;"
-            f" at most {PROMPT_LOGPROBS_MAX} are told, so ask for fewer alternatives",
-            param="logprobs",
-        )
 
 
 def _tokens_max(engine: StepEngine, request: GenerateRequest, prompt_tokens: int) -> int:

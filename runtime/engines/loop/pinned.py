@@ -15,39 +15,32 @@ from ...context import Context, State
 from ...kv.pool import block_count_for
 from ...protocol.openai.generate import Delta
 from ...sinks import Sink
+from ...traces.trace import Leg
 from ..handoff import Prompt
 from .scheduler import SequenceState, TokenSequence
 
 
+@attrs.define(eq=False)
 class Pinned:
-    """One pinned sequence, until its block is left or it is adopted; a `KeptPrefill`.
+    """One pinned sequence, until its block is left or it is adopted; a `KeptPrefill`."""
 
-    `on_stop` is called when its request is stopped or killed.
-    """
+    sequence: TokenSequence
+    _context: Context
+    _block_tokens: int
+    _on_stop: Callable[[Pinned], None]
+    """Called when its request is stopped or killed."""
+    _is_staged: bool
+    """The blocks hold nothing before the prompt is complete."""
+    block_ids: Sequence[int] = ()
+    _first_token: int | None = None
+    _is_over: bool = False
+    _error: BaseException | None = None
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _leg: Leg = attrs.field(init=False)
 
-    def __init__(
-        self,
-        sequence: TokenSequence,
-        context: Context,
-        block_tokens: int,
-        on_stop: Callable[[Pinned], None],
-        *,
-        is_staged: bool,
-    ) -> None:
-        """`is_staged`: the blocks hold nothing before the prompt is complete."""
-        self.sequence = sequence
-        self.block_ids: Sequence[int] = ()
-        self._first_token: int | None = None
-        self._is_over = False
-        self._error: BaseException | None = None
-        self._changed = trio.Event()
-        self._context = context
-        self._block_tokens = block_tokens
-        self._is_staged = is_staged
-        self._on_stop = on_stop
-        self._leg = context.trace.begin(
-            "reservation" if sequence.is_held else "prefill", prompt_tokens=sequence.prompt_tokens
-        )
+    def __attrs_post_init__(self) -> None:
+        kind = "reservation" if self.sequence.is_held else "prefill"
+        self._leg = self._context.trace.begin(kind, prompt_tokens=self.sequence.prompt_tokens)
 
     @property
     def is_complete(self) -> bool:

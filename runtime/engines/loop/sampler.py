@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -33,13 +32,6 @@ class Form(Protocol):
     def allowed(self) -> npt.NDArray[np.bool_]:
         """Which tokens may be next, the ends of an answer among them; `EngineError` if none can."""
         ...
-
-
-@attrs.frozen(eq=False)
-class _State:
-    """What a sequence keeps between two tokens; made anew from its tokens wherever it goes on."""
-
-    form: Form | None
 
 
 class Sampler:
@@ -80,9 +72,16 @@ class Sampler:
         """What to choose by, a copy; None if it is not to be changed."""
         request = shaping.request
         if shaping.state is None:
-            shaping.state = _State(self._open_form(request))
-        form: Form | None = shaping.state.form
-        if form is None and not is_reshaped(request):
+            # Made anew from the tokens wherever the sequence goes on.
+            shaping.state = self._open_form(request)
+        form: Form | None = shaping.state
+        is_reshaped = (
+            request.logit_bias
+            or request.presence_penalty
+            or request.frequency_penalty
+            or request.repetition_penalty != 1
+        )
+        if form is None and not is_reshaped:
             return None
         shaped = logits.copy()
         answer_ids = shaping.token_ids[shaping.prompt_tokens :]
@@ -111,16 +110,6 @@ class Sampler:
         for position in range(len(told), min(item.end + 1, shaping.prompt_tokens)):
             logits, token_id = logits_at(position - 1 - item.position), shaping.token_ids[position]
             told.append(tell(logits, token_id, count, self._token_bytes))
-
-
-def is_reshaped(request: GenerateRequest) -> bool:
-    """Whether logits are changed before anything is drawn."""
-    return bool(
-        request.logit_bias
-        or request.presence_penalty
-        or request.frequency_penalty
-        or request.repetition_penalty != 1
-    )
 
 
 def reshape(

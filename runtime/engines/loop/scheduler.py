@@ -310,9 +310,8 @@ class Scheduler:
         missing = self._missing_blocks(sequence, len(sequence.token_ids))
         while (taken := self.pool.take(missing)) is None:
             # There is one: `sequence` itself has all the blocks it needs if it is pinned.
-            victim = self._newest_paused() or next(
-                s for s in reversed(self.running) if not s.is_pinned
-            )
+            newest = [s for s in reversed(self.running) if not s.is_pinned]
+            victim = next((s for s in newest if s.is_paused), newest[0])
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -439,10 +438,6 @@ class Scheduler:
 
     def _missing_blocks(self, sequence: TokenSequence, tokens: int) -> int:
         return block_count_for(tokens, self._block_tokens) - len(sequence.block_ids)
-
-    def _newest_paused(self) -> TokenSequence | None:
-        paused = (s for s in reversed(self.running) if s.is_paused and not s.is_pinned)
-        return next(paused, None)
 
     def _preempt(self, victim: TokenSequence) -> None:
         self.running.remove(victim)

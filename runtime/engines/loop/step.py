@@ -7,7 +7,7 @@ requests in flight nor tasks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import attrs
 import msgspec
@@ -33,6 +33,10 @@ def scramble(number: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
+
+
+TEMPERATURE_MIN: Final = 1e-5
+"""Less is greedy: logits divided by it may be no numbers any more."""
 
 
 @attrs.frozen(kw_only=True)

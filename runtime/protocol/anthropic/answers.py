@@ -107,8 +107,8 @@ class MessagesAnswer(PartedAnswer):
 
     keeps_text: ClassVar = False
 
-    def __init__(self, answer_id: str, model: str, *, calls_tools: bool) -> None:
-        super().__init__(answer_id, model, calls_tools=calls_tools)
+    def __init__(self, answer_id: str, model: str, *, calls_max: float) -> None:
+        super().__init__(answer_id, model, calls_max=calls_max)
         self._content: list[TextBlock | ToolUseBlock] = []
         """The blocks that are complete, where the answer is wanted whole."""
         self._block: _Block | None = None

@@ -279,6 +279,14 @@ def _text(token: bytes) -> str:
     return token.decode("utf-8", "replace")
 
 
+def _by_text(told: TokenLogprob) -> dict[str, float]:
+    """Of each text the likeliest token, and of its own text the token itself: parts of characters look alike."""
+    found: dict[str, float] = {}
+    for token, logprob in [(told.token, told.logprob), *told.top]:
+        found.setdefault(_text(token), logprob)
+    return found
+
+
 # --- from deltas to answers ------------------------------------------------------------------
 
 
@@ -393,17 +401,17 @@ class ChatAnswer(_Answer):
     _is_begun = False
 
     def add_event(self, delta: Delta) -> bytes:
-        is_text = delta.finish_reason is None and not delta.logprobs and self._ids is None
-        if self._template is not None and is_text:
-            return self._template.render(delta.text) if delta.text else b""
         if not self._is_begun:
             self._is_begun = True
             return self._event(ChatDelta(role="assistant", content=delta.text), delta)
-        if not is_text:
+        if delta.finish_reason is not None or delta.logprobs or self._ids is not None:
             return self._event(ChatDelta(content=delta.text or None), delta)
-        choice = ChatChunkChoice(self._index, ChatDelta(content=TextTemplate.MARK))
-        self._template = TextTemplate(self._chunk([choice], self._no_usage))
-        return self.add_event(delta)
+        if not delta.text:
+            return b""
+        if self._template is None:
+            choice = ChatChunkChoice(self._index, ChatDelta(content=TextTemplate.MARK))
+            self._template = TextTemplate(self._chunk([choice], self._no_usage))
+        return self._template.render(delta.text)
 
     def to_body(self, usage: Usage, others: Sequence[ChatAnswer] = ()) -> bytes:
         return _encode(
@@ -533,10 +541,7 @@ class CompletionAnswer(_Answer):
         if not tokens:
             return None
         told: list[float | None] = [each.logprob for each in tokens]
-        top: list[dict[str, float] | None] = [
-            {_text(token): logprob for token, logprob in [(each.token, each.logprob), *each.top]}
-            for each in tokens
-        ]
+        top: list[dict[str, float] | None] = [_by_text(each) for each in tokens]
         if begins_prompt:
             told[0] = top[0] = None
         offsets = []

@@ -13,6 +13,7 @@ token.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Container, Iterator
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
@@ -239,6 +240,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     def calls_tools(self) -> bool:
         """Whether the answer may be calls of its tools."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def calls_max(self) -> float:
+        """How many calls of its tools the answer may hold."""
+        return self.calls_tools and (math.inf if self.parallel_tool_calls else 1)
 
     @property
     def turns(self) -> list[ChatMessage]:

@@ -444,6 +444,8 @@ def one_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prom
     kinds = _list_starts(raw)
     if kinds == '"':
         prompt = decode_json(_text_decoder, raw, param)
+        if not prompt:
+            raise RequestError("the prompt is empty", param=param)
         check_chars(len(prompt), context_tokens_max, param)
         return prompt, None
     if kinds == "[]":

@@ -111,7 +111,12 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     metadata: Raw = ABSENT
 
     kept: ClassVar[tuple[str, ...]] = ("input", "instructions", "tools", "text")
-    names: ClassVar[Mapping[str, str]] = {"response_format": "text.format", "logprobs": "include"}
+    names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "prompt": "input",
+        "response_format": "text.format",
+        "logprobs": "include",
+    }
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:
         tools, names = tools_text(

@@ -151,9 +151,9 @@ class ResponsesAnswer(PartedAnswer):
     keeps_text: ClassVar = True
 
     def __init__(
-        self, echo: dict[str, Any], answer_id: str, model: str, created: int, *, calls_tools: bool
+        self, echo: dict[str, Any], answer_id: str, model: str, created: int, *, calls_max: float
     ) -> None:
-        super().__init__(answer_id, model, calls_tools=calls_tools)
+        super().__init__(answer_id, model, calls_max=calls_max)
         self._created, self._echo = created, echo
         self._output: list[OutputMessage | FunctionCall] = []
         """The items that are complete."""

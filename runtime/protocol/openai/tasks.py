@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
@@ -58,6 +58,7 @@ class DetokenizeRequest(BodyRequest, frozen=True, kw_only=True):
     tokens: Raw
 
     kept: ClassVar[tuple[str, ...]] = ("tokens",)
+    names: ClassVar[Mapping[str, str]] = {"prompt": "tokens"}
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         token_ids = one_prompt(self.tokens, context_tokens_max, "tokens")[1]
@@ -73,6 +74,7 @@ class EmbeddingsRequest(BodyRequest, frozen=True, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
 
     kept: ClassVar[tuple[str, ...]] = ("input",)
+    names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         """See `BodyRequest`; of the first input."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
@@ -39,6 +40,7 @@ _HEAD: Final = re.compile(
 )
 _HEAD_CHARS_MAX: Final = 1024
 _NAME: Final = re.compile(r'[^"\\\ud800-\udfff]{1,64}\Z')
+_TAIL_END: Final = re.compile(f"{CALL_END}|(?={CALL_BEGIN})")
 _MARKS: Final = re.compile(r'["\\{}\[\]]')
 _encode = msgspec.json.Encoder().encode
 
@@ -58,13 +60,17 @@ class _In(enum.Enum):
     """Behind `CALL_BEGIN`: what is called is not known yet."""
     ARGUMENTS = enum.auto()
     TAIL = enum.auto()
-    """Behind the arguments, up to `CALL_END`."""
+    """Behind the arguments, up to `CALL_END`, or to the next call."""
 
 
 class ToolCallParser:
-    """Text in, text and calls out, the same for any split of the text but for where pieces end."""
+    """Text in, text and calls out, the same for any split of the text but for where pieces end.
 
-    def __init__(self) -> None:
+    Of calls beyond the first `calls_max` nothing is told.
+    """
+
+    def __init__(self, calls_max: float = math.inf) -> None:
+        self._calls_max = calls_max
         self.call_count = 0
         """Of those that have begun."""
         self._in = _In.TEXT
@@ -77,7 +83,7 @@ class ToolCallParser:
         pieces: list[str | CallPiece] = []
         while self._TAKES[self._in](self, pieces):
             pass
-        return pieces
+        return [each for each in pieces if isinstance(each, str) or each.index < self._calls_max]
 
     def finish(self) -> list[str | CallPiece]:
         """The answer is over: what was kept back. A call that was cut short stays as it is."""
@@ -155,11 +161,12 @@ class ToolCallParser:
         return len(text)
 
     def _take_tail(self, _: list[str | CallPiece]) -> bool:
-        end, rest = self._pending.partition(CALL_END)[1:]
-        if not end:
+        end = _TAIL_END.search(self._pending)
+        if end is None:
             self._pending = self._pending[1 - len(CALL_END) :]
             return False
-        self._in, self._pending, self._is_behind_call = _In.TEXT, rest, True
+        self._in, self._pending = _In.TEXT, self._pending[end.end() :]
+        self._is_behind_call = True
         return True
 
     _TAKES: Final = {
@@ -207,10 +214,12 @@ def _whole(body: str) -> tuple[str, str] | None:
 class ToolAnswer(ChatAnswer):
     """One choice of an answer of `/v1/chat/completions` to a request with tools."""
 
-    def __init__(self, answer_id: str, *known: Any, index: int = 0, **told: Any) -> None:
+    def __init__(
+        self, answer_id: str, *known: Any, index: int = 0, calls_max: float = math.inf, **told: Any
+    ) -> None:
         super().__init__(answer_id, *known, index=index, **told)
         self._call_prefix = f"call_{answer_id}_{index}" if index else f"call_{answer_id}"
-        self._parser = ToolCallParser()
+        self._parser = ToolCallParser(calls_max)
         self._called: list[tuple[str, list[str]]] = []
 
     def add_event(self, delta: Delta) -> bytes:
@@ -270,14 +279,14 @@ class ToolAnswer(ChatAnswer):
 class PartedAnswer(ABC):
     """An answer in parts of which events tell how they grow: text, and calls of tools.
 
-    With `calls_tools` its calls are taken out of the text.
+    Where it may hold any calls, they are taken out of the text.
     """
 
     ends_itself: ClassVar = False
 
-    def __init__(self, answer_id: str, model: str, *, calls_tools: bool) -> None:
+    def __init__(self, answer_id: str, model: str, *, calls_max: float) -> None:
         self._id, self._model = answer_id, model
-        self._parser = ToolCallParser() if calls_tools else None
+        self._parser = ToolCallParser(calls_max) if calls_max else None
         self._reason: FinishReason | None = None
         self._events: list[bytes] | None = None
         """Since the last ones were taken; None where nobody wants any."""

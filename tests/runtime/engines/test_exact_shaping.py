@@ -98,3 +98,13 @@ async def test_what_an_engine_cannot_do_it_refuses_whoever_asks() -> None:
     async with open_echo_engine() as echo:
         with pytest.raises(RequestError, match="'logprobs' is not supported"):
             await anext(echo.generate(request(logprobs=1), Context("r")))
+
+
+@pytest.mark.parametrize("fields", [{}, {"frequency_penalty": 0.1}, {"logprobs": 1}])
+async def test_next_to_no_temperature_is_none(fields: dict[str, Any]) -> None:
+    """Logits divided by it would be infinite, and the unlikeliest token as good as any."""
+    async with open_host() as host:
+        greedy = await collect(host, request(**fields))
+        for least in (1e-320, 1e-39):
+            drawn = await collect(host, request(temperature=least, seed=7, **fields))
+            assert token_ids(drawn) == token_ids(greedy)

@@ -157,6 +157,11 @@ def test_kv_that_came_without_its_tokens_is_found_by_nobody() -> None:
     assert not any(cells.of.values())
 
 
+def test_more_slots_than_llama_cpp_has_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 256 sequences"):
+        make(SEQUENCES_MAX + 1)
+
+
 @pytest.mark.parametrize("running_max", [1, SEQUENCES_MAX - 1, SEQUENCES_MAX])
 def test_every_slot_has_a_sequence_whatever_is_kept(running_max: int) -> None:
     sequences, cells = make(running_max)

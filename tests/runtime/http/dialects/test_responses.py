@@ -296,7 +296,7 @@ def test_what_is_not_nested_too_deep_to_be_read_can_be_written(where: str) -> No
     def write(told: dict[str, Any], frames: int) -> bytes:
         if frames:
             return write(told, frames - 1)
-        answer = ResponsesAnswer(told, "a", "m", 1, calls_tools=False)
+        answer = ResponsesAnswer(told, "a", "m", 1, calls_max=0)
         answer.add_text(Delta("x", finish_reason=FinishReason.STOP))
         return answer.to_body(Usage())
 

@@ -12,6 +12,7 @@ import pytest
 from tests.runtime.http.running import LocalEngine
 from tests.runtime.http.test_clients import leaves_generators, trio_client
 from trinamo.runtime.context import Context
+from trinamo.runtime.errors import RequestError
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     Feature,
@@ -133,3 +134,27 @@ async def test_a_model_without_the_feature_has_no_such_endpoint(serve: Any) -> N
         answer = await post(running, path, **body | {"model": "plain"})
         assert answer.status_code == 400
         assert f"the model 'plain' does not answer {path}; use " in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "engine_s", "client_s"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "prompt", "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "", "input"),
+        ("/detokenize", {"tokens": [9]}, "prompt", "tokens"),
+        ("/tokenize", {"prompt": "a"}, "prompt", "prompt"),
+        ("/v1/responses", {"input": "a"}, "messages", "input"),
+        ("/v1/responses", {"input": "a"}, "response_format", "text.format"),
+        ("/v1/responses", {"input": "a"}, "tools", "tools"),
+    ],
+)
+async def test_what_an_engine_refuses_has_the_name_that_its_client_gave_it(
+    serve: Any, path: str, body: dict[str, Any], engine_s: str, client_s: str
+) -> None:
+    async def refuse(request: GenerateRequest, _: Context) -> AsyncGenerator[Delta, None]:
+        if request.model:
+            raise RequestError("it cannot be", param=engine_s)
+        yield Delta()
+
+    answer = await post(await serve(refuse), path, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, client_s)

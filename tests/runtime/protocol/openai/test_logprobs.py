@@ -65,3 +65,15 @@ def test_a_completion_s_log_probabilities_are_the_same_whole_and_streamed() -> N
     pieces = [event.choices[0].logprobs for event in events]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [item for piece in pieces for item in getattr(piece, name)] == getattr(told, name)
+
+
+def test_of_alternatives_that_look_alike_the_likeliest_is_told() -> None:
+    """Parts of characters are all the same text, and so are tokens without any."""
+    answer = CompletionAnswer("7", "m", 1, wants_usage=False)
+    alike = [(b"a", -0.2), (b"\xc3", -0.5), (b"\xe2", -3.0), (b"", -4.0), (b"", -5.0)]
+    answer.add_text(
+        Delta("", [1], FinishReason.STOP, logprobs=[TokenLogprob(b"\xe2", -3.0, alike)])
+    )
+    told = msgspec.json.decode(answer.to_body(USAGE), type=Completion).choices[0].logprobs
+    assert told is not None
+    assert told.top_logprobs == [{"\ufffd": -3.0, "a": -0.2, "": -4.0}]

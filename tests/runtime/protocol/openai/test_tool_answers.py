@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from trinamo.runtime.http.endpoints import CHAT, MESSAGES, RESPONSES, EndpointKind
 from trinamo.runtime.protocol.openai.answers import Usage
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 from trinamo.runtime.protocol.openai.tool_calls import ToolAnswer
@@ -51,3 +53,50 @@ def test_half_a_character_in_arguments_is_sent_as_a_mark() -> None:
     assert call["function"] == {"name": "f", "arguments": "a?"}
     (called,) = (each["delta"]["tool_calls"] for each in streamed(text)[:1])
     assert called[0]["function"] == call["function"]
+
+
+def test_a_call_behind_text_is_streamed_wherever_the_text_is_cut() -> None:
+    """Also where the second event of text has the beginning of the call's tag with it."""
+    answer = ToolAnswer("x", "m", 0, wants_usage=False)
+    pieces = ["Let", " me see.\n<tool", '_call>{"name": "f", "arguments": {}}</tool_call>']
+    events = b"".join(answer.add_event(Delta(each)) for each in pieces).split(b"\n\n")
+    deltas = [
+        json.loads(each.removeprefix(b"data: "))["choices"][0]["delta"] for each in events[:-1]
+    ]
+    assert "".join(each.get("content", "") for each in deltas) == "Let me see.\n"
+    called = [each["tool_calls"][0]["function"] for each in deltas if "tool_calls" in each]
+    assert called == [{"name": "f", "arguments": ""}, {"arguments": "{}"}]
+
+
+NESTED: Any = {"type": "function", "function": {"name": "f"}}
+ASKED: list[tuple[EndpointKind, dict[str, Any], dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [NESTED]}, {}),
+    (RESPONSES, {"input": "a", "tools": [{"type": "function", "name": "f"}]}, {}),
+    (
+        MESSAGES,
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "max_tokens": 9,
+        },
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "body", "alone"), ASKED, ids=["chat", "response", "message"])
+def test_of_calls_that_may_not_be_several_the_first_is_told(
+    endpoint: EndpointKind, body: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    """Where the model may call or not, nothing holds what it writes to one call."""
+    text = '<tool_call>{"name": "f", "arguments": {"a": 7}}</tool_call>\n'
+    for more, count in (({}, 2), (alone or {"parallel_tool_calls": False}, 1)):
+        asked = endpoint.decode(json.dumps(body | more).encode())
+        make = endpoint.answer(asked, [asked.to_generate("m")], 100)
+        last = Delta(text * 2 + "Bye.", finish_reason=FinishReason.STOP)
+        whole, live = make(0, "x", "m", 1), make(0, "x", "m", 1)
+        whole.add_text(last)
+        events = live.add_event(last) + live.end_events(Usage())
+        for told in (whole.to_body(Usage()), events):
+            assert b"Bye." in told
+            assert len(set(re.findall(rb"(?:call|toolu)_x_\d", told))) == count
