@@ -7,7 +7,6 @@ of its own, and write to the same log.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,7 +38,7 @@ async def run_processes(
     """
     http = config.http
     with reserved_port(http.host, http.port) as port:
-        environ = {**os.environ, **sharing(sources, port).environ()}
+        environ = sharing(sources, port).environ()
         send, news = trio.open_memory_channel[None](1)
 
         def heard(sentence: str) -> None:
