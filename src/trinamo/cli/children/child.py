@@ -253,21 +253,9 @@ async def _lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[bytes]:
 
 async def wait_all_ready(children: Sequence[Child]) -> None:
     """Return once all serve; raises what kept the first of them from it."""
-    # One after the other, but the first that fails must not wait for a slower one before it.
-    failed: list[Exception] = []
     async with open_nursery() as nursery:
-
-        async def wait(child: Child) -> None:
-            try:
-                await child.wait_ready()
-            except Exception as error:  # noqa: BLE001 -- raised below, without its group
-                failed.append(error)
-                nursery.cancel_scope.cancel()
-
         for child in children:
-            nursery.start_soon(wait, child)
-    if failed:
-        raise failed[0]
+            nursery.start_soon(child.wait_ready)
 
 
 async def end_all(children: Sequence[Child], grace_s: float, say: Callable[[str], None]) -> None:
