@@ -21,7 +21,7 @@ async def test_a_child_that_cannot_be_started_again_now_is_tried_again_later(
     program = "echo '{\"ready\": {}}' >&{0}"
     told: list[str] = []
     refusals: Iterator[bool] = iter([False, True, False])
-    start = subprocess.Popen
+    start = subprocess.Popen[bytes]
 
     def popen(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
         if next(refusals, False):
