@@ -95,6 +95,15 @@ def forget_frames(error: BaseException | None) -> None:
             left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether what raised it has failed: it neither was cancelled, nor is Ctrl-C to end the process.
+
+    A library may raise what is no `Exception` at all: `SystemExit`, or a panic of Rust.
+    """
+    ends = (trio.Cancelled, GeneratorExit, KeyboardInterrupt)
+    return not any(isinstance(leaf, ends) for leaf in leaves(error))
+
+
 def single(error: BaseException) -> BaseException:
     """The one error that stands for a group, nested groups included; any other error is itself.
 

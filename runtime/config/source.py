@@ -88,6 +88,10 @@ _resolve(
 
 def read_yaml_file(root: type[Section], path: Path) -> dict[str, ConfigValue]:
     """Read one YAML file; every failure, also of the disk, is a `ConfigError`."""
+    if path.is_fifo():
+        raise ConfigError(
+            f"{path} is a pipe, which can be read only once: write the configuration into a file"
+        )
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -113,6 +117,9 @@ def read_yaml(root: type[Section], text: str, source: str) -> dict[str, ConfigVa
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
         raise ConfigError(f"{source}{line}: not valid YAML: {problem}") from exc
+    except (ValueError, LookupError, AttributeError) as exc:
+        # A number beyond Python's bounds, or a text behind a tag that it is none of.
+        raise ConfigError(f"{source}: a value cannot be read: {exc}") from exc
     except RecursionError:
         raise ConfigError(f"{source}: nested too deep") from None
 
@@ -251,9 +258,9 @@ def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:
         return parse_size(text)
     if not setting.is_text:
         return text
-    if field.is_mapping and text.lstrip().startswith("{"):
-        # A JSON object, where values have commas.
-        return msgspec.json.decode(text, type=dict[str, Any])
+    if (field.is_mapping or field.is_list) and text.lstrip().startswith(("{", '["')):
+        # JSON, where values have commas.
+        return msgspec.json.decode(text)
     if field.is_mapping:
         pairs = [part.partition("=") for part in text.split(",") if part.strip()]
         for name, sign, _ in pairs:

@@ -20,7 +20,7 @@ import trio
 from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError
-from ..nurseries import open_nursery
+from ..nurseries import is_failure, open_nursery
 from ..planes import LeasedJob, Settlement, WorkQueue
 from ..protocol.queue.consumer import (
     Ack,
@@ -60,11 +60,11 @@ class _Work:
     lease: HeldLease
     ending: WorkEnd = WorkEnd.STOPPED
     reason: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Round the handler; cancelled when the lease is lost."""
 
-    def fail(self, ending: WorkEnd, reason: str, error: Exception) -> None:
+    def fail(self, ending: WorkEnd, reason: str, error: BaseException) -> None:
         self.ending, self.reason, self.error = ending, reason, error
 
 
@@ -103,9 +103,9 @@ async def open_consumer(
     Args:
         queue: Where the jobs come from.
         handler: Called with each job and its decoded payload. Returning means done. Any
-            `Exception` means failed: the job is tried again after `limits.backoff`, until its
+            error means failed: the job is tried again after `limits.backoff`, until its
             attempts are used up. It is cancelled when the job's lease is lost.
-        decode: Makes a value of the payload, `bytes` for none; whatever `Exception` it raises
+        decode: Makes a value of the payload, `bytes` for none; whatever error it raises
             means that this consumer cannot read the job.
         env: Where jitter and notes come from.
         limits: The bounds.
@@ -159,7 +159,7 @@ class Consumer(Generic[T]):
     async def run(self) -> None:
         """Consume until drained. Cancelled, it gives back what it holds and loses no job.
 
-        Raises only what a handler raises that is no `Exception`, such as `KeyboardInterrupt`.
+        Raises only what a handler raises that is meant for the process: `KeyboardInterrupt`.
         """
 
         async def fill_slot() -> None:
@@ -243,7 +243,9 @@ class Consumer(Generic[T]):
         """Run the handler for as long as the lease is ours."""
         try:
             body = self._decode(work.job.payload)
-        except Exception as error:  # noqa: BLE001 -- whatever the application's decoder raises
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             work.fail(WorkEnd.UNREADABLE, f"it does not decode: {_words(error)}", error)
             return
         async with open_nursery() as nursery:
@@ -257,14 +259,16 @@ class Consumer(Generic[T]):
                 await self._handler(work.job, body)
                 work.ending = WorkEnd.FINISHED
                 return
-        except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
-            work.fail(WorkEnd.RAISED, _words(error), error)
-            return
-        except BaseExceptionGroup as group:
-            # Cancelled from outside, and failed while it cleaned up: only the first goes on.
-            _, rest = group.split(Exception)
-            assert rest is not None
-            raise rest from None
+        except BaseException as error:
+            if is_failure(error):
+                work.fail(WorkEnd.RAISED, _words(error), error)
+                return
+            if isinstance(error, BaseExceptionGroup):
+                # Cancelled from outside, and failed while it cleaned up: only the first goes on.
+                _, rest = error.split(is_failure)
+                assert rest is not None
+                raise rest from None
+            raise
         work.ending = WorkEnd.LEASE_LOST
 
     async def _keep(self, work: _Work) -> None:
@@ -329,5 +333,5 @@ class Consumer(Generic[T]):
                 pass
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

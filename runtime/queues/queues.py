@@ -24,7 +24,6 @@ from ..metrics.tallies import Registry, Row
 from ..nurseries import open_nursery
 from ..planes import (
     NO_ORIGIN,
-    DeadLetter,
     EventPlane,
     JobOrigin,
     LeasedJob,
@@ -82,10 +81,10 @@ class CountedQueue:
         self._queue = queue
         self._tally = tally
         self._traces = traces
-
-    @property
-    def name(self) -> str:
-        return self._queue.name
+        self.name = queue.name
+        self.statistics, self.requeue = queue.statistics, queue.requeue
+        self.dead_letters, self.dead_letter = queue.dead_letters, queue.dead_letter
+        self.purge_dead = queue.purge_dead
 
     @property
     def limits(self) -> QueueLimits:
@@ -160,21 +159,6 @@ class CountedQueue:
             raise
         self._tally.count(operation, result.value)
         return result
-
-    async def statistics(self) -> QueueStatistics:
-        return await self._queue.statistics()
-
-    async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
-        return await self._queue.dead_letters(count_max=count_max)
-
-    async def dead_letter(self, job_id: str) -> DeadLetter | None:
-        return await self._queue.dead_letter(job_id)
-
-    async def requeue(self, job_id: str) -> bool:
-        return await self._queue.requeue(job_id)
-
-    async def purge_dead(self, job_id: str | None = None) -> int:
-        return await self._queue.purge_dead(job_id)
 
 
 _Answer = TypeVar("_Answer", PutResult, Settlement)

@@ -13,7 +13,7 @@ import msgspec
 from ..context import Context
 from ..errors import EngineError, RequestError, TrinamoError, UnknownModelError
 from ..logs.text import name_error
-from ..nurseries import single
+from ..nurseries import is_failure, single
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
 from ..protocol.undecodable import UNDECODABLE, explain
@@ -127,12 +127,16 @@ class DecodedInput:
             raise RequestError(f"an input item does not decode: {error}") from error
 
 
-def single_error(raised: Exception, what: str) -> TrinamoError:
+def single_error(raised: BaseException, what: str) -> TrinamoError:
     """The one error to tell the caller: ours as it is, a stranger's as an `EngineError`.
+
+    Raises `raised` again if no code has failed: it ends a task, or the process.
 
     A group, from a handler with nurseries of its own, is taken apart (`nurseries.single`). What is
     not ours is logged here, once, with its traceback.
     """
+    if not is_failure(raised):
+        raise raised
     error = single(raised)
     if isinstance(error, TrinamoError):
         return error

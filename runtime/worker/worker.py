@@ -157,7 +157,7 @@ class Worker:
         try:
             with context.scope:
                 result = self._encode(await endpoint.run_unary(request, context))
-        except Exception as raised:
+        except BaseException as raised:
             error = single_error(raised, f"request {envelope.id}")
             record.failed(error)
             raise error from raised
@@ -218,7 +218,7 @@ class Worker:
                 status, message = AckStatus.UNKNOWN_MODEL, error.message
             except RequestError as error:
                 status, message = AckStatus.INVALID, error.message
-            except Exception as raised:  # noqa: BLE001 -- engines and types of requests are user code
+            except BaseException as raised:  # noqa: BLE001 -- engines and types of requests are user code
                 single = single_error(raised, f"request {envelope.id}")
                 status, message = AckStatus.FAILED, single.message
         return RequestAnswer(id=envelope.id, status=status, message=message), request
@@ -308,7 +308,7 @@ class Worker:
         except (ConnectError, KilledError) as error:
             # The caller sees its own end of this: no call came, or it has gone.
             record.failed(error)
-        except Exception as raised:  # noqa: BLE001 -- what a handler raised as it was killed
+        except BaseException as raised:  # noqa: BLE001 -- what a handler raised as it was killed
             record.failed(single_error(raised, f"request {envelope.id}"))
         finally:
             if context.is_killed:
@@ -338,7 +338,7 @@ class Worker:
                         # Now, because the caller sends nothing before: the first item may need it.
                         answer.open()
                         await endpoint.run_bidirectional(request, context, raw, answer)
-        except Exception as raised:  # noqa: BLE001 -- handlers are user code
+        except BaseException as raised:  # noqa: BLE001 -- handlers are user code
             error = single_error(raised, f"request {envelope.id}")
         error = error or self._why_cut(context)
         if error is not None:

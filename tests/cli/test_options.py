@@ -41,9 +41,12 @@ def test_a_setting_is_key_equals_value(setting: str) -> None:
 
 
 def test_children_get_the_same_configuration(tmp_path: Path) -> None:
-    """By environment variables: no secret in a command line, and the same order of precedence."""
+    """By environment variables: no secret in a command line, and none changes with the file."""
     path = tmp_path / "c.yaml"
-    path.write_text("http:\n  port: 1\n  requests_max: 7\n")
+    path.write_text(
+        "http:\n  port: 1\n  requests_max: 7\n"
+        'worker:\n  models: ["a=exact;path=/x,y.gguf", "b=echo"]\n'
+    )
     sources = Sources(
         path,
         "medium",
@@ -58,15 +61,35 @@ def test_children_get_the_same_configuration(tmp_path: Path) -> None:
             event_plane__nats__servers="nats://a:1,nats://b:2",
         ),
     )
-    environ = sources.environ()
+    environ, own = sources.environ(), sources.load()
+    path.write_text("somebody: edits it\n")
 
-    in_child = load_config(
-        environ["TRINAMO_CONFIG"], preset=environ["TRINAMO_PRESET"], environ=environ
-    )
+    in_child = load_config(environ=environ)
 
-    assert in_child == sources.load()
+    assert in_child == own
     assert in_child.http.port == 8080
     assert in_child.http.requests_max == 7
+
+
+def test_what_the_file_has_left_as_it_was_is_not_taken_from_our_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRINAMO_HTTP__PORT", "1")
+    monkeypatch.setenv("TRINAMO_PRESET", "medium")
+    monkeypatch.setenv("TRINAMO_MODEL", "model.gguf")
+    environ = Sources(overrides={"http.port": 8787}).environ()
+    assert load_config(environ=environ).http.port == 8787
+    assert environ["TRINAMO_MODEL"] == "model.gguf"
+    assert "TRINAMO_PRESET" not in environ
+
+
+def test_a_frontend_with_tls_is_asked_at_a_port_without() -> None:
+    """Its certificate is for the name that clients know, and who asks here would not trust it."""
+    overrides = {"http.tls.certificate_file": "c.pem", "http.tls.key_file": "k.pem"}
+    for given, port in ((overrides, "0"), ({**overrides, "http.status_port": 9090}, "9090")):
+        sources = Sources(overrides={"worker.engine": "echo", **given})
+        environ = plan_cluster(sources, workers=1).child_environ(sources)
+        assert environ["TRINAMO_HTTP__STATUS_PORT"] == port
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])

@@ -196,8 +196,9 @@ class EmbeddedServer:
                 return
             try:
                 await self.start()
-            except ConnectError as error:
-                _log.warning("%s", error)
+            except (ConnectError, OSError) as error:
+                # Without a process, a descriptor or a folder now, there may be one later.
+                _log.warning("embedded %s is not started: %s", self.name, error)
                 dead = self._child
             else:
                 self.restarts += 1

@@ -12,7 +12,7 @@ import trio
 
 from ...context import Context
 from ...errors import EngineError, OverloadedError, TrinamoError
-from ...nurseries import single
+from ...nurseries import is_failure, single
 from ...protocol.openai.generate import Delta, GenerateRequest, check_features
 from ..generation import EngineInfo, EngineStatistics
 from .items import AnswerItems, count_words
@@ -132,7 +132,9 @@ class GeneratorEngine:
         except (GeneratorExit, trio.Cancelled):
             self._cancellations += 1
             raise
-        except Exception as raised:
+        except BaseException as raised:
+            if not is_failure(raised):
+                raise
             self._failures += 1
             error = single(raised)
             if isinstance(error, TrinamoError):

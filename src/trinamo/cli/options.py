@@ -226,8 +226,22 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
+        has_commas = any("," in str(each) for each in value)
+        return json.dumps(value) if has_commas else ",".join(map(str, value))
     return str(value)
+
+
+def told_settings(config: Config) -> dict[str, str]:
+    """By key, as text, what of a configuration differs from the defaults. Secrets are revealed."""
+    from trinamo.runtime.config.config import Config
+    from trinamo.runtime.config.keys import Secret, config_fields
+
+    found = {}
+    for key, field in config_fields(Config).items():
+        value: Any = functools.reduce(getattr, key.split("."), config)
+        if value != field.default:
+            found[key] = value.reveal() if isinstance(value, Secret) else as_text(value)
+    return found
 
 
 @attrs.frozen
@@ -281,13 +295,13 @@ class Sources:
         return attrs.evolve(self, overrides={**gather(None, **named), **self.overrides})
 
     def environ(self) -> dict[str, str]:
-        """The variables that give a child process the same configuration."""
-        found = {
-            f"TRINAMO_{key.replace('.', '__').upper()}": as_text(value)
-            for key, value in self.overrides.items()
+        """Our environment for a child process, with this configuration whatever becomes of its file."""
+        kept = {
+            name: text
+            for name, text in os.environ.items()
+            if name == "TRINAMO_MODEL" or not name.startswith("TRINAMO_")
         }
-        if self.file is not None:
-            found["TRINAMO_CONFIG"] = str(self.file.absolute())
-        if self.preset is not None:
-            found["TRINAMO_PRESET"] = self.preset
-        return found
+        return kept | {
+            f"TRINAMO_{key.replace('.', '__').upper()}": text
+            for key, text in told_settings(self.load()).items()
+        }

@@ -148,6 +148,7 @@ def test_what_is_shared_is_what_was_said_of_the_shared_sections() -> None:
         "control_plane.etcd.data_dir": "/mine",
         "http.port": 1,
         "data_plane.requests": "nats",
+        "security.secret_file": "cluster.secret",
     }
     assert shared_settings(Sources(overrides=overrides).load()) == {
         "control_plane.etcd.endpoints": "a:1,b:2",
@@ -155,4 +156,6 @@ def test_what_is_shared_is_what_was_said_of_the_shared_sections() -> None:
         "control_plane.etcd.password": "p",
         "control_plane.etcd.tls.enabled": "true",
         "data_plane.requests": "nats",
+        # Who looks may be in another folder.
+        "security.secret_file": str(Path("cluster.secret").absolute()),
     }

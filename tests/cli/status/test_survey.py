@@ -15,7 +15,7 @@ import trio
 from rich.console import Console
 
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.asking import survey_cluster
+from trinamo.cli.status.asking import _dialling, survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.config.http import HttpConfig
@@ -309,3 +309,21 @@ async def test_an_instance_that_cannot_be_asked_is_away_if_the_frontend_has_lost
     )
     assert survey.models[0].instances == 0
     assert survey.instances[0].in_flight == 1
+
+
+async def test_who_cannot_read_the_cluster_s_secret_takes_nobody_for_away() -> None:
+    """A member hangs up on who does not know it, which says nothing of how requests come to it."""
+    config = load_config(overrides={"security.secret_file": "/nowhere/secret"})
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, hang_up, [listener])
+        for known, why in ((config, ""), (load_config(), "closed the connection")):
+            async with _dialling(known) as dial:
+                assert why in (told := await dial(f"127.0.0.1:{port}", "0123456789abcdef"))
+                assert bool(told) == bool(why)
+        nursery.cancel_scope.cancel()

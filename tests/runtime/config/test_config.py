@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,22 @@ def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.yaml", environ={})
     with pytest.raises(ConfigError, match="cannot read the configuration file"):
         load_config(tmp_path, environ={})
+
+
+def test_a_pipe_is_refused_for_it_is_read_more_than_once(tmp_path: Path) -> None:
+    """A shell's `<(…)` is one: the second look found it empty, and took the defaults."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="a pipe, which can be read only once"):
+        load_config(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"http: {{port: {'9' * 5000}}}"]
+    + [f"http: {{port: !!{tag}}}" for tag in ("int a", "float a", "bool a", "timestamp a")],
+)
+def test_a_value_that_is_not_what_its_tag_says_is_a_sentence(file: Path, text: str) -> None:
+    assert "a value cannot be read" in error_of(file, text)
 
 
 def test_a_file_that_is_not_text_is_a_configuration_error(file: Path) -> None:

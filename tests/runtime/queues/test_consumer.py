@@ -69,12 +69,18 @@ async def test_a_lease_is_extended_at_a_third_for_as_long_as_the_work_takes(
     assert [attempt for _, attempt, _ in bench.seen] == [1]
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
 async def test_a_failed_job_comes_again_after_a_growing_delay_and_then_is_dead(
-    bench: Bench, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    bench: Bench,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[BaseException],
 ) -> None:
+    """Also if it exits: it would end each process that takes it in its turn."""
+
     async def fail(job: LeasedJob, _: bytes) -> None:
         bench.begin(job)
-        raise ValueError("no luck")
+        raise kind("no luck")
 
     await bench.queue.put("poison", b"")
     with caplog.at_level(logging.INFO, "trinamo.consumer"):
@@ -85,10 +91,11 @@ async def test_a_failed_job_comes_again_after_a_growing_delay_and_then_is_dead(
     assert 0.5 <= begun[1] - begun[0] <= 1.5
     assert 1.0 <= begun[2] - begun[1] <= 3.0
     (letter,) = await bench.queue.dead_letters()
-    assert (letter.id, letter.attempts, letter.reason) == ("poison", 3, "ValueError: no luck")
+    assert (letter.id, letter.attempts, letter.reason) == ("poison", 3, f"{kind.__name__}: no luck")
     assert consumer.counts.outcomes[JobOutcome.FAILED] == 2
     (record,) = caplog.records
-    assert "poison is a dead letter after 3 attempts: ValueError: no luck" in record.getMessage()
+    told = f"poison is a dead letter after 3 attempts: {kind.__name__}: no luck"
+    assert told in record.getMessage()
     check_sums(consumer)
 
 

@@ -44,6 +44,8 @@ async def test_unary_requests_return_raise_and_are_bounded(cluster: Cluster) -> 
             await release.wait()
         if request == "raise":
             raise ZeroDivisionError("by zero")
+        if request == "exit":
+            raise SystemExit("done")
         return request
 
     worker.add(Endpoint(UNARY, unary=echo, request_type=str))
@@ -51,6 +53,8 @@ async def test_unary_requests_return_raise_and_are_bounded(cluster: Cluster) -> 
     assert await client.call("hello", str) == "hello"
     with pytest.raises(EngineError, match="by zero"):
         await client.call("raise", str)
+    with pytest.raises(EngineError, match="SystemExit: done"):
+        await client.call("exit", str)
     with pytest.raises(RequestError):
         await client.call(1, str)
     async with trio.open_nursery() as nursery:

@@ -39,20 +39,27 @@ async def test_a_handler_s_items_arrive_and_the_answer_is_complete(cluster: Clus
     assert await ask(cluster, 0) == ([], None)
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit, Panic])
 @pytest.mark.parametrize("after", [0, 2])
 async def test_a_stranger_s_exception_is_an_engine_error_and_is_logged_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, after: int
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, after: int, kind: type[BaseException]
 ) -> None:
+    """Whatever it is: one request would end each worker that is asked in its turn."""
+
     async def handler(_: int, __: Context) -> AsyncGenerator[int, None]:
         for number in range(after):
             yield number
-        raise ZeroDivisionError("by zero")
+        raise kind("by zero")
 
     await cluster.serve("1", handler)
     items, error = await ask(cluster)
     assert items == list(range(after))
     assert type(error) is EngineError
-    assert "ZeroDivisionError: by zero" in error.message
+    assert f"{kind.__name__}: by zero" in error.message
     assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
 
 

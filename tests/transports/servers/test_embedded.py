@@ -328,3 +328,21 @@ async def test_settings_of_the_servers_are_not_inherited(
     child = spawn(["/bin/sh", "-c", "echo name=$ETCD_NAME"], log_path=tmp_path / "log")
     await wait_exit(child)
     assert log_tail(tmp_path / "log") == "name="
+
+
+async def test_a_server_that_cannot_be_started_now_is_tried_again(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the machine has no process left: who runs without it must not end with it."""
+    async with open_server(kind) as server:
+        folder = server.log_path.parent
+        folder.rename(folder.with_name(f"{folder.name}-away"))
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        with trio.fail_after(30):
+            while "is not started" not in caplog.text:
+                await trio.sleep(0.02)
+            folder.with_name(f"{folder.name}-away").rename(folder)
+            while server.restarts == 0:
+                await trio.sleep(0.02)
+        assert server.pid not in (0, pid)

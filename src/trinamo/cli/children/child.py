@@ -100,13 +100,11 @@ class Child:
         try:
             while not self._end_asked.is_set():
                 started_at = trio.current_time()
-                status = await self._run_once()
+                ending = await self._run_once()
                 if self._end_asked.is_set():
                     break
                 if not self._was_ready:
-                    why = self._failure or UnavailableError(
-                        f"{_ending(status)} before it was ready"
-                    )
+                    why = self._failure or UnavailableError(f"{ending} before it was ready")
                     kind = ConfigError if isinstance(why, ConfigError) else UnavailableError
                     self._failure = kind(f"{self.name} did not start: {why.message}")
                     break
@@ -116,9 +114,7 @@ class Child:
                 # What it said of its end over the ready pipe, which is read whatever its log does.
                 words = f" ({self._words})" if self._words else ""
                 self._words = ""
-                self._on_event(
-                    f"{self.name} {_ending(status)}{words}; starting it again in {pause_s:g} s"
-                )
+                self._on_event(f"{self.name} {ending}{words}; starting it again in {pause_s:g} s")
                 with trio.move_on_after(pause_s):
                     await self._end_asked.wait()
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -151,8 +147,13 @@ class Child:
         if self._process is not None:
             signal_group(self._process, number)
 
-    async def _run_once(self) -> int:
-        process, output, news = self._spawn()
+    async def _run_once(self) -> str:
+        """Start it and wait for its end; returns how it ended, in words."""
+        try:
+            process, output, news = self._spawn()
+        except OSError as error:
+            # Without memory, processes or descriptors now, the others serve on.
+            return f"cannot be started ({error.strerror})"
         self._process = process
         async with output, news:
             try:
@@ -166,7 +167,7 @@ class Child:
             finally:
                 signal_group(process, signal.SIGKILL)
                 process.wait()  # A killed process is gone within a moment; this is no I/O.
-        return status
+        return _ending(status)
 
     def _spawn(
         self,
@@ -252,21 +253,9 @@ async def _lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[bytes]:
 
 async def wait_all_ready(children: Sequence[Child]) -> None:
     """Return once all serve; raises what kept the first of them from it."""
-    # One after the other, but the first that fails must not wait for a slower one before it.
-    failed: list[Exception] = []
     async with open_nursery() as nursery:
-
-        async def wait(child: Child) -> None:
-            try:
-                await child.wait_ready()
-            except Exception as error:  # noqa: BLE001 -- raised below, without its group
-                failed.append(error)
-                nursery.cancel_scope.cancel()
-
         for child in children:
-            nursery.start_soon(wait, child)
-    if failed:
-        raise failed[0]
+            nursery.start_soon(child.wait_ready)
 
 
 async def end_all(children: Sequence[Child], grace_s: float, say: Callable[[str], None]) -> None:

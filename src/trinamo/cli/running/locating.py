@@ -18,6 +18,7 @@ import trio
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.http import HttpConfig
+from trinamo.runtime.config.keys import url_of
 from trinamo.runtime.errors import ConfigError, UnavailableError
 from trinamo.transports.assembly.run_file import (
     RunFile,
@@ -113,8 +114,7 @@ def frontend_url(target: Target) -> str:
         if not target.run.url:
             raise UnavailableError("the cluster is still starting; try again in a moment")
         return target.run.url
-    host = f"[{http.host}]" if ":" in http.host else http.host
-    return reachable(f"{http.scheme}://{host}:{http.port}")
+    return reachable(url_of(http.host, http.port, http.scheme))
 
 
 def reachable(url: str) -> str:

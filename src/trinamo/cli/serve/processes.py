@@ -7,17 +7,14 @@ of its own, and write to the same log.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
-
-import trio
 
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.process.stopping import stopped_by_signals
+from trinamo.runtime.sinks import Changes
 from trinamo.transports.assembly.run_file import ProcessEntry
 
 from ..children.child import Child, end_all, wait_all_ready
@@ -39,13 +36,12 @@ async def run_processes(
     """
     http = config.http
     with reserved_port(http.host, http.port) as port:
-        environ = {**os.environ, **sharing(sources, port).environ()}
-        send, news = trio.open_memory_channel[None](1)
+        environ = sharing(sources, port).environ()
+        changes = Changes()
 
         def heard(sentence: str) -> None:
             _log.warning(sentence)
-            with suppress(trio.WouldBlock):
-                send.send_nowait(None)
+            changes.notify()
 
         names = [f"frontend-{number + 1}" for number in range(count)]
         children = [
@@ -62,7 +58,7 @@ async def run_processes(
                     tell({"url": url, "processes": count})
                     watch = partial(watch_for_hangs, bound_s=config.worker.hang_timeout_s)
                     nursery.start_soon(watch, children, _log.warning)
-                    nursery.start_soon(_publish, file, config, url, children, news)
+                    nursery.start_soon(_publish, file, config, url, children, changes)
                 await stop.wait()
                 await end_all(children, frontend_grace_s(config), _log.info)
             nursery.cancel_scope.cancel()
@@ -73,10 +69,10 @@ async def _publish(
     config: Config,
     url: str,
     children: Sequence[Child],
-    news: trio.MemoryReceiveChannel[None],
+    changes: Changes,
 ) -> None:
     """Say who they are, and again when one has ended or was started again."""
     while True:
         processes = [ProcessEntry(each.name, each.pid, status_url_of(each)) for each in children]
         file.publish(url, config.control_plane.etcd.endpoints, processes)
-        await news.receive()
+        await changes.wait()

@@ -115,10 +115,11 @@ def _known_of(config: Config) -> tuple[tuple[bytes, bytes], Fleet | None]:
 async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
     """Tries an address as a frontend with this configuration does; nothing is asked there.
 
-    Without the cluster's secret, which who only looks may lack, just what is on this machine is
-    tried.
+    Who only looks may lack the cluster's secret: then nothing is tried. A cluster that has none is
+    on this machine.
     """
     (secret, second), fleet = _known_of(config)
+    is_open = config.security.secret_file is None
     options = TcpOptions.of(
         config.data_plane.tcp,
         secret=secret,
@@ -129,7 +130,7 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
     async with open_request_plane(options, RealEnv()) as plane:
 
         async def dial(address: str, instance_id: str) -> str:
-            if not (secret or is_loopback(address.rpartition(":")[0].strip("[]"))):
+            if not (secret or (is_open and is_loopback(address.rpartition(":")[0].strip("[]")))):
                 return ""
             connected = trio.CancelScope()
             try:

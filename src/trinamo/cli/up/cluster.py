@@ -15,15 +15,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import trio
 
 from trinamo.runtime.config.config import Config
-from trinamo.runtime.config.keys import Secret, config_fields
 from trinamo.runtime.errors import ConfigError, TrinamoError, UnavailableError
 from trinamo.runtime.http.transport import fetch_json
 from trinamo.runtime.nurseries import open_nursery
@@ -43,7 +42,7 @@ from ..children.shared_port import (
     status_url_of,
 )
 from ..failures import EXIT_HURRIED, EXIT_OK
-from ..options import as_text
+from ..options import told_settings
 from ..running.locating import reachable
 from .certs import write_secret
 from .display import Display
@@ -361,13 +360,12 @@ def shared_settings(config: Config) -> dict[str, str]:
 
     Passwords and tokens are revealed: it goes into the run file, which is for its user alone.
     """
-    found = {}
-    for key, field in config_fields(Config).items():
-        value: Any = reduce(getattr, key.split("."), config)
-        is_shared = key.startswith(_SECTIONS) and not key.endswith(_OWN)
-        if is_shared and value != field.default:
-            found[key] = value.reveal() if isinstance(value, Secret) else as_text(value)
-    return found
+    return {
+        # Who finds it may be in another folder.
+        key: str(Path(text).absolute()) if key.endswith("_file") else text
+        for key, text in told_settings(config).items()
+        if key.startswith(_SECTIONS) and not key.endswith(_OWN)
+    }
 
 
 @contextmanager

@@ -134,12 +134,12 @@ class StartPlan:
         if self.workers > 1:
             # Several workers cannot share one port; and the table wants to ask each of them.
             overrides["worker__status_port"] = 0
-        if self.config.http.needs_key and self.config.http.status_port is None:
-            # The table has no key to ask with, nor has a browser that looks at the dashboard.
+        http = self.config.http
+        if (http.needs_key or http.scheme == "https") and http.status_port is None:
+            # Who asks on this machine has no key, and need not trust the certificate of another name.
             overrides["http__status_port"] = 0
         # Python's output must not wait in a buffer for the next line.
-        environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        return {**environ, **joined.with_overrides(**overrides).environ()}
+        return {**joined.with_overrides(**overrides).environ(), "PYTHONUNBUFFERED": "1"}
 
 
 def plan_cluster(

@@ -384,6 +384,23 @@ async def quits_asyncio(request: GenerateRequest, context: Context) -> AsyncGene
     raise SystemExit(3)
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+async def test_a_panic_ends_its_own_answer_and_not_the_process(loop: Any) -> None:
+    @trinamo.engine(name="panics", loop=loop)
+    async def panics(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
+        yield "before"
+        raise Panic("index out of bounds")
+
+    async with panics.open() as engine:
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"Panic\(?.*index out of bounds"):
+                await ask(engine)
+
+
 @pytest.mark.parametrize("definition", [quits, quits_asyncio], ids=["trio", "asyncio"])
 async def test_an_answer_that_exits_ends_itself_and_not_the_process(
     definition: EngineDefinition,
