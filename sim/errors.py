@@ -68,7 +68,7 @@ def is_failure(error: BaseException) -> bool:
     asyncio's own cancellation is a failure: by then trio-asyncio has made trio's of what trio cancelled.
     """
     aio = sys.modules.get("asyncio")
-    return isinstance(error, (Exception, Escape, EndlessStep)) or (
+    return isinstance(error, (Exception, SystemExit, Escape, EndlessStep)) or (
         aio is not None and isinstance(error, aio.CancelledError)
     )
 

@@ -83,6 +83,7 @@ def arm(
     `world.untested`. Raises `ValueError` for a fault that no such plan can have.
     """
     for fault in faults:
+        _check_keys(fault)
         do, note, on = fault["do"], fault.get("after_note", ""), fault.get("on")
         known = (*ON_HOSTS, *ON_LINKS, *ON_DISKS)
         if do not in known:
@@ -97,6 +98,8 @@ def arm(
         strike = partial(_strike, world, network, fault, boot)
         if note:
             kind, _, number = note.partition("#")
+            if not (number or "1").isdecimal():
+                raise ValueError(f"after_note is a kind, and which one as a number: {note!r}")
             name = f"the fault {do} {fault.get('host', 'of the host that made a note')}"
             nth, delay_s = int(number or 1), fault["at_s"]
             world.after_note(kind, nth, strike, *named, delay_s=delay_s, name=name, on=on)
@@ -104,6 +107,15 @@ def arm(
             for_s = 0.0 if do in AT_ONCE else fault.get("for_s", math.inf)
             world.calm_at_s = max(world.calm_at_s, fault["at_s"] + for_s)
             world.at(fault["at_s"], strike, *named)
+
+
+def _check_keys(fault: Fault) -> None:
+    keys = set(fault)
+    if strange := sorted(keys - Fault.__annotations__.keys()):
+        known = ", ".join(Fault.__annotations__)
+        raise ValueError(f"a fault has no {', '.join(strange)}; it has {known}")
+    if missing := sorted({"do", "at_s"} - keys):
+        raise ValueError(f"a fault needs {' and '.join(missing)}: {fault}")
 
 
 def _strike(

@@ -98,6 +98,13 @@ class Linearizability(Checker):
         if calls and all(each.returned == math.inf for each in calls):
             yield "not one operation returned, and clients called some: nothing was there to be judged"
 
+        if self.undecided:
+            keys = ", ".join(map(repr, self.undecided[:LISTED_MAX]))
+            yield (
+                f"the operations of {keys} were too many, or too many at once, to be judged: let"
+                " fewer clients call, for a shorter time, or give each object a key of its own"
+            )
+
     @override
     def at_end(self) -> None:
         for key, operations in self._operations.items():

@@ -501,8 +501,9 @@ class World(Machines):
                 await main(*args)
         except BaseException as error:  # noqa: BLE001 -- run() raises it
             failure, rest = parted(error)
-            # What a zombie raises, unwound after the run, is nobody's fault.
-            if failure is not None and not incarnation.is_buried:
+            # What a zombie raises, unwound after the run, is nobody's fault; `sys.exit(0)` is a return.
+            is_exit = isinstance(failure, SystemExit) and not failure.code
+            if not (failure is None or is_exit or incarnation.is_buried):
                 self.fallen = self.fallen or (host.name, standing_for(failure))
                 self._fail(failure)
             if rest is not None:  # Cancelled, maybe together with a failure.

@@ -28,13 +28,14 @@ from .process import FIRST_FD, Descriptors, Process
 
 PATH_CALLS: Final = (
     *("open", "stat", "lstat", "access", "listdir", "scandir", "readlink", "chdir", "statvfs"),
-    *("mkdir", "rmdir", "unlink", "remove", "truncate", "chmod", "chown", "utime", "listxattr"),
+    *("mkdir", "rmdir", "unlink", "remove", "truncate", "chmod", "chown", "lchown", "utime"),
+    *("listxattr", "mkfifo", "mknod"),
 )
 PAIR_CALLS: Final = ("rename", "replace", "link", "symlink")
 DESCRIPTOR_CALLS: Final = (
     *("read", "write", "pread", "pwrite", "readv", "writev", "lseek", "ftruncate", "close", "dup"),
     *("fsync", "fdatasync", "fstat", "fstatvfs", "fchmod", "fchown", "fchdir", "isatty"),
-    *("get_inheritable", "set_inheritable", "posix_fallocate"),
+    *("get_inheritable", "set_inheritable", "posix_fallocate", "posix_fadvise"),
 )
 WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGING: Final = frozenset(
@@ -117,6 +118,10 @@ class Calls:
     def getcwd(self, real: Any) -> str:
         process = self._current()
         return str(real()) if process is None else process.getcwd()
+
+    def getpid(self, real: Any) -> int:
+        process = self._current()
+        return int(real()) if process is None else process.number
 
     def getcwdb(self, _real: Any) -> bytes:
         return os.fsencode(os.getcwd())  # noqa: PTH109 -- of whoever asks
@@ -225,6 +230,7 @@ def stand_ins() -> list[tuple[Any, str, Any]]:
         (os, "sendfile", Calls.sendfile),
         (os, "getcwd", Calls.getcwd),
         (os, "getcwdb", Calls.getcwdb),
+        (os, "getpid", Calls.getpid),
         (os, "sync", Calls.sync),
         (tempfile, "gettempdir", Calls.gettempdir),
         (tempfile, "gettempdirb", Calls.gettempdirb),

@@ -12,18 +12,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from functools import partial
 from itertools import count
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
 import attrs
 
 from .disk import ROOT, Disk, Spot, failed
 from .inodes import File, Folder, Inode, Symlink
+from .listing import DirEntry, Scan
 
 FIRST_FD: Final = 2_000_000
 """Descriptors of simulated files are numbered from here, and no number is used twice in a run."""
+FIRST_PID: Final = 1 << 22
+"""Linux has no process with such a number, so a signal meets nobody's."""
 DEVICE: Final = 7
 ACCESS: Final = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
@@ -46,6 +47,7 @@ class Descriptors:
 
     def __init__(self) -> None:
         self._numbers = count(FIRST_FD)
+        self.processes = count(FIRST_PID)
         self.owners: dict[int, Process] = {}
 
     def take(self, owner: Process) -> int:
@@ -61,6 +63,8 @@ class Process:
     def __init__(self, disk: Disk, descriptors: Descriptors) -> None:
         self.disk = disk
         self._all = descriptors
+        self.number = next(descriptors.processes)
+        """What `os.getpid` answers."""
         self._open: dict[int, Description] = {}
         self._folder = ROOT
         self._is_over = False
@@ -268,7 +272,7 @@ class Process:
     def scandir(self, path: Path = ".") -> Scan:
         where = "." if path is None else path
         prefix = "" if isinstance(where, int) else os.fspath(where)
-        return Scan([DirEntry(self, where, prefix, name) for name in self.listdir(where)])
+        return Scan([DirEntry(self.stat, where, prefix, name) for name in self.listdir(where)])
 
     def chdir(self, path: Path) -> None:
         if not isinstance(self._existing(path), Folder):
@@ -334,7 +338,12 @@ class Process:
     def chown(self, path: Path, *_who: int, dir_fd: int | None = None, **_: bool) -> None:
         self._existing(path, dir_fd)
 
-    fchown = chown
+    fchown = lchown = chown
+
+    def mkfifo(self, path: Path, *_: int, **_named: int | None) -> None:
+        raise failed(errno.EPERM, path)
+
+    mknod = mkfifo
 
     def utime(
         self,
@@ -396,8 +405,10 @@ class Process:
 
     get_inheritable = isatty
 
-    def set_inheritable(self, fd: int, inheritable: bool) -> None:  # noqa: ARG002, FBT001 -- as `os`
+    def set_inheritable(self, fd: int, *_: int) -> None:
         self._described(fd)
+
+    posix_fadvise = set_inheritable
 
     def pread(self, fd: int, n: int, offset: int) -> bytes:
         if n < 0 or offset < 0:
@@ -535,61 +546,3 @@ def _is_within(folder: Folder, outer: Folder) -> bool:
             return True
         folder = folder.parent
     return False
-
-
-class DirEntry(os.PathLike[Any]):
-    """What `os.scandir` yields."""
-
-    def __init__(self, process: Process, where: Path, prefix: Any, name: Any) -> None:
-        self.name = name
-        self.path = os.path.join(prefix, name) if prefix else name  # noqa: PTH118 -- as `os.scandir`
-        reached: dict[str, Any] = {"dir_fd": where} if isinstance(where, int) else {}
-        at = name if isinstance(where, int) else self.path
-        self.stat = partial(process.stat, at, **reached)
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def _is(self, kind: int, follow: bool) -> bool:  # noqa: FBT001 -- the type and one flag
-        try:
-            return stat.S_IFMT(self.stat(follow_symlinks=follow).st_mode) == kind
-        except FileNotFoundError:
-            return False
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_IFDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_IFREG, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        return self._is(stat.S_IFLNK, follow=False)
-
-    def is_junction(self) -> Literal[False]:
-        return False
-
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
-
-class Scan(Iterator[DirEntry]):
-    """The iterator that `os.scandir` answers."""
-
-    def __init__(self, entries: list[DirEntry]) -> None:
-        self._entries = iter(entries)
-
-    def __next__(self) -> DirEntry:
-        return next(self._entries)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it early."""
-        self._entries = iter(())

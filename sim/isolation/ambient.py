@@ -24,12 +24,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from functools import cache
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
-from .escapes import STDLIB, is_installed, is_stdlib
+from .escapes import is_installed, is_stdlib
 
 Ambient = Literal["raise", "virtual"]
 Patch = tuple[Any, str, Any]
@@ -43,8 +44,17 @@ DICE = tuple(
     if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
     and name not in {"seed", "getstate", "setstate"}
 )
-# Their early-bound clocks are not used in a run, or are the simulator's own.
-LEFT_ALONE = ("trio", "pytest", "_pytest", "hypothesis", "coverage")
+# Their early-bound clocks are not used in a run, are the simulator's own, or those of threads older than it.
+LEFT_ALONE = (
+    "trio",
+    "pytest",
+    "_pytest",
+    "hypothesis",
+    "coverage",
+    "threading",
+    "queue",
+    "subprocess",
+)
 
 
 def is_library_calling(frame: FrameType | None) -> bool:
@@ -115,6 +125,19 @@ def stand_ins(
     if ambient == "raise":
         patches.append((logging, "time", _LogTime(wall)))
     return patches
+
+
+@contextmanager
+def in_utc() -> Iterator[None]:
+    """Have local time be UTC: the zone of the machine would make it another run."""
+    before = os.environ.get("TZ")
+    os.putenv("TZ", "UTC")
+    time.tzset()
+    try:
+        yield
+    finally:
+        os.unsetenv("TZ") if before is None else os.putenv("TZ", before)
+        time.tzset()
 
 
 def _seeded(rng: random.Random, drawn: Callable[[int], int]) -> Any:
@@ -227,6 +250,7 @@ def early_bound(patches: list[Patch]) -> Iterator[Patch]:
             by_real.setdefault(id(real), stand_in)
     # Modules are only looked at once: there are thousands, and runs by the thousand.
     if len(_seen) != len(sys.modules):
+        owned = {(id(owner), name) for owner, name, _ in patches}
         for name in [name for name in _seen if name not in sys.modules]:
             del _seen[name]
         for name, module in list(sys.modules.items()):
@@ -234,11 +258,11 @@ def early_bound(patches: list[Patch]) -> Iterator[Patch]:
                 continue
             _seen[name] = module
             top = name.partition(".")[0]
-            if type(module) is ModuleType and top not in STDLIB and top not in LEFT_ALONE:
+            if type(module) is ModuleType and top not in LEFT_ALONE:
                 _sites.extend(
                     (module, attribute, id(value))
                     for attribute, value in list(vars(module).items())
-                    if id(value) in by_real
+                    if id(value) in by_real and (id(module), attribute) not in owned
                 )
     for module, attribute, key in _sites:
         if id(getattr(module, attribute, None)) == key and key in by_real:

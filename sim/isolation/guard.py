@@ -31,7 +31,7 @@ from typing_extensions import override
 from ..disk import calls
 from ..disk.calls import FILE_EVENTS
 from ..errors import EndlessStep, Escape, StepLimit, UnsupportedTrio
-from .ambient import Ambient, Patch, early_bound, stand_ins, unbind
+from .ambient import Ambient, Patch, early_bound, in_utc, stand_ins, unbind
 from .escapes import escape_of
 from .threads import Function, Later, Threads
 from .tls import Tls
@@ -47,6 +47,7 @@ _REFUSED_EVENTS = (
     "os.system",
     "os.exec",
     "os.fork",
+    "os.kill",
     "os.posix_spawn",
     "os.spawn",
 )
@@ -202,7 +203,7 @@ def closed_world(
     random.seed(rng.getrandbits(64))
     before: list[Patch] = []
     try:
-        with replaced(*patches) as before:
+        with in_utc(), replaced(*patches) as before:
             try:
                 yield
             finally:

@@ -221,6 +221,11 @@ class Endpoint:
         has_closed = not self.is_open and self.has_sent_fin and self.has_eof
         return not self._flight and (self.is_forgotten or has_closed)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the kernel says that there is no connection: it broke, or both have ended it."""
+        return self.is_forgotten or (self.has_sent_fin and self.has_eof and self.peer.has_sent_fin)
+
     # --- the process's side: synchronous, never waits ----------------------------------------
 
     @property

@@ -20,8 +20,8 @@ import trio
 from typing_extensions import override
 
 from .connection import Address, SocketOptions, os_error
-from .handshake import LOOPBACK
-from .std_sockets import ANYWHERE, StdSocket
+from .handshake import ANYWHERE, LOOPBACK
+from .std_sockets import StdSocket
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

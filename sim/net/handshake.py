@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from .connection import Address, Connection, Endpoint, Port, os_error
+from .connection import Address, Connection, Endpoint, Port, SocketOptions, os_error
 from .links import Links, Wires
 
 if TYPE_CHECKING:
@@ -35,14 +35,16 @@ HALF_OPEN_S = 63.0
 LOOPBACK = "127.0.0.1"
 SWEEP_MIN = 64
 """How many endpoints may pile up before those that are over are dropped."""
-WILDCARDS = ("", "0.0.0.0")  # noqa: S104 -- compared with, not bound to
+ANYWHERE = "0.0.0.0"  # noqa: S104 -- what a socket is bound to that nobody bound
+PORTS = range(40_000, 65_536)
+"""Those that kernels give out."""
 
 
 class Listener:
     """A listening socket as its kernel keeps it."""
 
-    def __init__(self, host: Host, address: Address, backlog: int) -> None:
-        self.host, self.address, self.backlog = host, address, backlog
+    def __init__(self, host: Host, address: Address, backlog: int, options: SocketOptions) -> None:
+        self.host, self.address, self.backlog, self.options = host, address, backlog, options
         self.is_open = True
         self.ready: deque[Endpoint] = deque()
         self.half_open: dict[Endpoint, float] = {}
@@ -74,10 +76,6 @@ class Listener:
                 del self.half_open[endpoint]
                 endpoint.refuse()
         return len(self.ready) + len(self.half_open) >= self.backlog
-
-    def reaches(self, address: str) -> bool:
-        """Whether it is bound to this address of its host."""
-        return self.address[0] in WILDCARDS or self.address[0] == address
 
 
 class Dial:
@@ -112,14 +110,15 @@ class Stack(Wires):
         self._answers: dict[tuple[str, Port], SynAnswer] = {}
         """By host and port (0: any); who is not here accepts."""
         self._names: dict[str, str] = {}
-        self._listeners: dict[tuple[str, Port], Listener] = {}
+        self._listeners: dict[tuple[str, Port, str], Listener] = {}
+        """By host, port and address."""
         self.heard: set[tuple[str, Port]] = set()
         """The hosts and ports that something has ever listened on."""
         self.refused: dict[tuple[str, Port], str] = {}
         """The hosts and ports where nothing listened when the first SYN came, and who sent it."""
         self._endpoints: list[Endpoint] = []
         self._sweep_at = SWEEP_MIN
-        self._ports = itertools.count(40000)
+        self._ports = itertools.cycle(PORTS)
         self._ids = itertools.count(1)
         self.numbers = itertools.count(FIRST_NUMBER)
         self.sockets: dict[int, Any] = {}
@@ -149,8 +148,9 @@ class Stack(Wires):
         return self._names.get(address)
 
     def free_port(self) -> int:
-        """A port nobody was given before."""
-        return next(self._ports)
+        """A port to which no socket is bound, and that was not given out lately."""
+        bound = {held.bound[1] for held in self.sockets.values()}
+        return next(port for port in self._ports if port not in bound)
 
     def open_endpoint(self, host: Host, local: Address | None = None) -> Endpoint:
         """An unconnected half of a connection on `host`."""
@@ -181,19 +181,17 @@ class Stack(Wires):
         right.pair(left, connection_id, (LOOPBACK, 0))
         self.connections.append(Connection(connection_id, left, right))
 
-    def listen(self, host: Host, address: Address, backlog: int) -> Listener:
-        """Start listening; raises EADDRINUSE if the port is taken on this host."""
-        key = (host.name, address[1])
-        if key in self._listeners:
-            raise OSError(errno.EADDRINUSE, f"{address} on {host.name} is in use")
-        self.heard.add(key)
-        self._listeners[key] = listener = Listener(host, address, max(1, backlog))
-        return listener
+    def listen(self, listener: Listener) -> None:
+        """Start listening at an address that is bound and has no other listener."""
+        name, (place, port) = listener.host.name, listener.address
+        self.heard.add((name, port))
+        self._listeners[name, port, place] = listener
 
     def unlisten(self, listener: Listener) -> None:
         """Stop listening; connections nobody accepted are reset."""
         if listener.is_open:
-            del self._listeners[listener.host.name, listener.address[1]]
+            place, port = listener.address
+            del self._listeners[listener.host.name, port, place]
             listener.close()
 
     def dial(self, client: Endpoint, remote: Address) -> Dial:
@@ -252,10 +250,12 @@ class Stack(Wires):
         if answer == "ignore":
             # Without an answer the client repeats its SYN.
             return
-        listener = self._listeners.get((target, port))
+        places = (dial.remote[0], ANYWHERE)
+        found = (self._listeners.get((target, port, place)) for place in places)
+        listener = next(filter(None, found), None)
         if listener is None:
             self.refused.setdefault((target, port), source)
-        if listener is None or answer == "refuse" or not listener.reaches(dial.remote[0]):
+        if listener is None or answer == "refuse":
             # The path of a Unix socket is a file, which is there while somebody listens.
             is_path = isinstance(port, str) and listener is None
             self._answer(dial, target, errno.ENOENT if is_path else errno.ECONNREFUSED)
@@ -266,6 +266,7 @@ class Stack(Wires):
     def _open_half(self, dial: Dial, listener: Listener, sent_s: float) -> None:
         client = dial.client
         dial.server = server = self.open_endpoint(listener.host, dial.remote)
+        server.options.update(listener.options)
         connection_id = next(self._ids)
         assert client.local is not None
         server.pair(client, connection_id, client.local)

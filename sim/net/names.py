@@ -38,10 +38,12 @@ class Names(Stack, trio.abc.HostnameResolver):
     def find(self, host: str | bytes | None) -> str:
         """The IPv4 address of a name or address; `gaierror` if no host is called so."""
         name = "localhost" if host is None else host if isinstance(host, str) else host.decode()
-        if name == "localhost":
+        if name.lower() == "localhost":
             return LOOPBACK
-        if self.world.knows(name):
-            return self.address_of(name)
+        # URLs are taken in lower case, and names of hosts are equal in any.
+        alike = (each for each in self.world.host_names if each.lower() == name.lower())
+        if called := name if self.world.knows(name) else next(alike, ""):
+            return self.address_of(called)
         if _ADDRESS.fullmatch(name):
             return name
         if len(self.unknown_names) < UNKNOWN_MAX:

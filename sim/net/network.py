@@ -153,7 +153,7 @@ class Network(Names):
     def open_sockets(self, name: str) -> int:
         """How many sockets the processes of host `name` hold, listeners included."""
         held = sum(e.is_open and e.host.name == name for e in self._endpoints)
-        return held + sum(host == name for host, _ in self._listeners)
+        return held + sum(host == name for host, *_ in self._listeners)
 
     def _process_ended(self, host: Host) -> None:
         """The kernel closes what the process held, whether it was killed or returned."""

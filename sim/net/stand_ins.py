@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import trio
 
+from ..core.host import current_host_name
 from ..isolation.ambient import Patch
 from ..isolation.guard import escape, replaced, trio_seams
 from .asyncio_loops import asyncio_in_place
@@ -68,6 +69,7 @@ def sockets_in_place(network: Names) -> Iterator[None]:
         (stdlib, "gethostbyname_ex", network.with_aliases),
         (stdlib, "gethostbyaddr", network.with_aliases),
         (stdlib, "getservbyname", port_of_service),
+        (stdlib, "gethostname", current_host_name),
         *(
             (select, name, _waits_in_kernel(f"select.{name}"))
             for name in ("select", "poll", "epoll")

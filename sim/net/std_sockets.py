@@ -16,7 +16,7 @@ import builtins
 import errno
 import os
 import socket as stdlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import trio
@@ -25,13 +25,13 @@ from typing_extensions import override
 from ..core.host import current_host_name
 from ..isolation.guard import escape
 from .connection import Address, Endpoint, os_error
-from .handshake import LOOPBACK
+from .handshake import ANYWHERE, LOOPBACK, Listener
 from .names import KINDS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from .handshake import Dial, Listener
+    from .handshake import Dial
     from .names import Names
 
 # The parameters are the standard library's.
@@ -41,7 +41,6 @@ DONTWAIT, PEEK = int(stdlib.MSG_DONTWAIT), int(stdlib.MSG_PEEK)
 """As numbers: an operation on two flags is a call of the class of flags, and every read asks for some."""
 PROTOCOLS = dict(KINDS)
 KIND_FLAGS = stdlib.SOCK_NONBLOCK | stdlib.SOCK_CLOEXEC
-ANYWHERE = "0.0.0.0"  # noqa: S104 -- what a socket is bound to that nobody bound
 
 
 class StdSocket:
@@ -144,7 +143,10 @@ class StdSocket:
     def setsockopt(self, level: int, optname: int, value: Any, optlen: int | None = None) -> None:
         """Remember the option; keep-alive, user timeout and linger have their effect."""
         self._check_open()
-        self.options[level, optname] = int(value) if isinstance(value, int) else bytes(value or b"")
+        packed = b"" if isinstance(value, int) else bytes(value or b"")
+        if len(packed) == 4:
+            value = int.from_bytes(packed, "little")
+        self.options[level, optname] = int(value) if isinstance(value, int) else packed
 
     def getsockopt(self, level: int, optname: int, buflen: int | None = None) -> Any:
         """What was set; the error that is pending; what the socket is; 0 for all else."""
@@ -163,7 +165,11 @@ class StdSocket:
                 value = int(self.is_listening)
             case _:
                 value = self.options.get((level, optname), 0)
-        return value if buflen is None or isinstance(value, bytes) else value.to_bytes(4, "little")
+        return (
+            value
+            if buflen is None or isinstance(value, bytes)
+            else value.to_bytes(buflen, "little")
+        )
 
     # --- addresses -------------------------------------------------------------------------------
 
@@ -172,7 +178,8 @@ class StdSocket:
         if self.family == stdlib.AF_UNIX:
             return LOOPBACK, os.fsdecode(address)
         host, port = address[:2]
-        return self.network.find(host), int(port)
+        # Linux takes no address at all for its own.
+        return LOOPBACK if host in ("", ANYWHERE) else self.network.find(host), int(port)
 
     def outward(self, address: Address | None) -> Any:
         """The other way round; a Unix socket that has no path has an empty one."""
@@ -181,8 +188,10 @@ class StdSocket:
         return address or (ANYWHERE, 0)
 
     def bind(self, address: Any) -> None:
-        """Take this address; nobody else asks for it before `listen` or, with datagrams, at once."""
+        """Take this address."""
         self._check_open()
+        if self._bound is not None:
+            raise os_error(errno.EINVAL)
         if self.family == stdlib.AF_UNIX:
             self._bound = self.inward(address)
             return
@@ -191,6 +200,11 @@ class StdSocket:
         if place not in (ANYWHERE, LOOPBACK, self.network.address_of(self.host.name)):
             raise os_error(errno.EADDRNOTAVAIL)
         self._bound = place, port or self.network.free_port()
+
+    @property
+    def bound(self) -> Address | tuple[None, None]:
+        """The address and the port that it was given."""
+        return self._bound or (None, None)
 
     def _from_where(self, remote: Address) -> Address:
         """The address that a peer at `remote` sees, made up of what was bound."""
@@ -358,8 +372,7 @@ class StreamSocket(StdSocket):
         return self.outward(self.endpoint.local or self._bound)
 
     def getpeername(self) -> Any:
-        self._require_connection()
-        return self.outward(self.endpoint.remote)
+        return self.outward(self._require_living().remote)
 
     def _take_error(self) -> int:
         number, self.endpoint.error = self.endpoint.error, 0
@@ -367,7 +380,30 @@ class StreamSocket(StdSocket):
             number, self._dial = number or self._dial.error, None
         return number
 
+    def _at_the_same_address(self) -> Iterator[StreamSocket]:
+        assert self._bound is not None
+        place, port = self._bound
+        for each in self.network.sockets.values():
+            other, taken = each.bound
+            is_there = taken == port and (place == other or ANYWHERE in (place, other))
+            if (
+                is_there
+                and isinstance(each, StreamSocket)
+                and each.host is self.host
+                and each is not self
+            ):
+                yield each
+
     # --- connecting ------------------------------------------------------------------------------
+
+    @override
+    def bind(self, address: Any) -> None:
+        super().bind(address)
+        reuse = stdlib.SOL_SOCKET, stdlib.SO_REUSEADDR
+        for each in self._at_the_same_address():
+            if each.is_listening or not (self.options.get(reuse) and each.options.get(reuse)):
+                self._bound = None
+                raise os_error(errno.EADDRINUSE)
 
     @override
     def listen(self, backlog: int = 128) -> None:
@@ -378,7 +414,10 @@ class StreamSocket(StdSocket):
         if self._bound is None:
             self.bind(("", 0))
         assert self._bound is not None
-        self._listener = self.network.listen(self.host, self._bound, backlog)
+        if any(each.is_listening for each in self._at_the_same_address()):
+            raise os_error(errno.EADDRINUSE)
+        self._listener = Listener(self.host, self._bound, max(1, backlog), self.options)
+        self.network.listen(self._listener)
         # From here on the listener is what the process holds.
         self.endpoint.is_open = False
 
@@ -437,6 +476,12 @@ class StreamSocket(StdSocket):
             raise self._refusal()
         raise os_error(self._take_error() or number)
 
+    def _require_living(self) -> Endpoint:
+        endpoint = self._require_connection()
+        if endpoint.has_ended and self.family == stdlib.AF_INET:
+            raise os_error(errno.ENOTCONN)
+        return endpoint
+
     # --- bytes -----------------------------------------------------------------------------------
 
     def _part(self, size: int, one_in: int, label: str) -> int:
@@ -479,9 +524,7 @@ class StreamSocket(StdSocket):
     # --- ending ----------------------------------------------------------------------------------
 
     def shutdown(self, how: int) -> None:
-        endpoint = self._require_connection()
-        if endpoint.is_forgotten:
-            raise os_error(errno.ENOTCONN)
+        endpoint = self._require_living()
         if how in (stdlib.SHUT_WR, stdlib.SHUT_RDWR):
             endpoint.shut_down()
         if how in (stdlib.SHUT_RD, stdlib.SHUT_RDWR):

@@ -20,11 +20,11 @@ from tests.sources import ROOT, all_sources, front_door, listed
 KNOWN = {
     "the scripts of the dashboard read it: runtime/view/files":
         "failures_per_s etcd_text streams_by_group singly_max",
-    "Python calls it, or reads it": "__signature__ __annotations__",
+    "Python calls it, or reads it": "__signature__",
     "trio calls it: a clock, an instrument, a socket, a stream":
         "deadline_to_sleep_time start_clock task_scheduled before_task_step after_task_step optlen",
     "trio, asyncio and libraries call it, or pass it: a simulated socket": """
-        _nonblocking_helper _did_shutdown_SHUT_WR gettimeout getblocking set_inheritable inheritable
+        _nonblocking_helper _did_shutdown_SHUT_WR gettimeout getblocking inheritable
         get_inheritable connect_ex recvmsg ancbufsize""",
     "looked up by the name of the call that arrives, in the simulated etcd":
         "_deleterange _txn _compact _leasegrant _leaserevoke _leasekeepalive",
@@ -71,7 +71,7 @@ KNOWN = {
     "looked up by the name of the function of `os` that was called: sim/disk/process.py": """
         rmdir symlink target_is_directory readlink scandir lstat fchdir fchmod fchown utime fstatvfs
         listxattr readv writev lseek truncate
-        posix_fallocate fdatasync is_symlink is_junction""",
+        posix_fallocate posix_fadvise fdatasync lchown mknod is_symlink is_junction""",
     "scenarios of anybody's protocol call it: a host's disk": "durable_bytes write_bytes",
     "tests and properties of programs in the simulator call it, or read it": """
         scenario_paths first_difference HOLD unread

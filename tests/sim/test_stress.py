@@ -281,3 +281,21 @@ def test_a_history_in_which_nothing_returned_says_so() -> None:
         world.run(lambda: main(world))
 
     assert any("not one operation returned" in hint for hint in run(play, 0).hints)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            {"do": "cut", "host": "a", "to": "b", "at_s": 1, "for": 2},
+            "a fault has no for; it has do",
+        ),
+        ({"do": "kill", "host": "a"}, "a fault needs at_s"),
+        ({"do": "kill", "host": "a", "at_s": 0, "after_note": "vote#first"}, "'vote#first'"),
+    ],
+)
+def test_a_plan_with_a_misspelt_or_missing_part_is_refused_by_name(fault: Any, says: str) -> None:
+    world = World(SeedChoices(1))
+    network = Network(world)
+    with pytest.raises(ValueError, match=says):
+        arm(world, network, [fault])

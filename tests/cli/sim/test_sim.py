@@ -280,6 +280,7 @@ def test_a_replay_that_departs_says_at_which_row_and_exits_with_3(sim: Say, fail
     result = sim("replay", failure)
     assert result.exit_code == 3
     assert "row" in result.stderr
+    assert "the order of a set of texts (sort it)" in result.stderr
     assert sim("replay", failure, "--loose").exit_code in (0, 1)
 
 

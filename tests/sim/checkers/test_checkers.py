@@ -211,6 +211,7 @@ def test_a_history_too_hard_to_judge_is_neither_right_nor_wrong(
     history.ends(history.call("r", "read"), 99)
     assert verdict(history) is None
     assert history.undecided == [None]
+    assert "were too many" in next(iter(history.hints()))
 
 
 def random_history(dice: random.Random) -> Linearizability:

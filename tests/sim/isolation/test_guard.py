@@ -51,9 +51,9 @@ ESCAPES: dict[str, Callable[[], Any]] = {
     "secrets": lambda: secrets.token_hex(4),
     "thread": lambda: threading.Thread(target=int).start(),
     "blocking socket": lambda: socket.create_server(("", 80)).accept(),
-    "gethostname": lambda: socket.gethostname(),
     "subprocess": lambda: subprocess.run(["true"], check=True),
     "os.system": lambda: os.system("true"),
+    "os.kill": lambda: os.kill(os.getpid(), 0),
 }
 
 
@@ -72,6 +72,7 @@ def test_reaching_for_the_real_world_raises_escape(name: str) -> None:
 WITHOUT_NETWORK: dict[str, Callable[[], Any]] = {
     "socket": lambda: socket.socket(),
     "getaddrinfo": lambda: socket.getaddrinfo("example.invalid", 80),
+    "gethostname": lambda: socket.gethostname(),
 }
 
 

@@ -22,6 +22,7 @@ from tests.sim.net.talk import PORT, echo, talk
 # ruff: noqa: PLW0108
 from trinamo.sim import Escape, Network, SeedChoices, World
 from trinamo.sim.explore.hints import hints_of
+from trinamo.sim.net.std_sockets import StdSocket
 
 
 def play(client: Callable[[], Any], serve: Callable[[], Any] | None = None, seed: int = 1) -> World:
@@ -39,6 +40,23 @@ def play(client: Callable[[], Any], serve: Callable[[], Any] | None = None, seed
 
     world.run(main)
     return world
+
+
+def test_a_port_that_is_given_out_is_bound_by_nobody() -> None:
+    seen: list[int] = []
+
+    async def client() -> None:
+        with trio.socket.socket() as held:
+            await held.bind(("", 40_000))
+            for _turn in range(3):
+                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                seen.append(listener.socket.getsockname()[1])
+                await listener.aclose()
+            seen.extend(StdSocket.network.free_port() for _turn in range(25_536))
+
+    play(client)
+    assert 40_000 not in seen
+    assert max(seen) < 65_536
 
 
 # --- libraries --------------------------------------------------------------------------------------

@@ -137,7 +137,66 @@ async def nobody_listens(a: SocketType, b: SocketType) -> list[object]:
         return [refused, await _observe(lambda: another.send(b"x")), b.getpeername()[0]]
 
 
+async def a_connection_that_is_over_has_no_peer(a: SocketType, b: SocketType) -> list[object]:
+    async def name_of_peer() -> object:
+        return a.getpeername()[0]
+
+    a.shutdown(stdlib.SHUT_WR)
+    await _settle()
+    seen = [await _observe(name_of_peer)]
+    b.shutdown(stdlib.SHUT_WR)
+    await _settle()
+    return [*seen, await _observe(name_of_peer)]
+
+
+async def a_connection_that_was_reset_has_no_peer(a: SocketType, b: SocketType) -> list[object]:
+    async def name_of_peer() -> object:
+        return a.getpeername()[0]
+
+    b.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_LINGER, struct.pack("ii", 1, 0))
+    b.close()
+    await _settle()
+    return [await _observe(name_of_peer)]
+
+
+async def ports_that_are_taken(a: SocketType, b: SocketType) -> list[object]:
+    seen: list[object] = []
+    with trio.socket.socket() as one, trio.socket.socket() as other:
+        await one.bind(("127.0.0.1", 0))
+        taken = one.getsockname()
+        seen += [await _observe(lambda: one.bind(taken)), await _observe(lambda: other.bind(taken))]
+        for each in (one, other):
+            each.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_REUSEADDR, 1)
+        seen.append(await _observe(lambda: other.bind(taken)))
+        one.listen()
+        with trio.socket.socket() as late:
+            late.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_REUSEADDR, 1)
+            seen.append(await _observe(lambda: late.bind(("0.0.0.0", taken[1]))))
+    return seen
+
+
+async def options_of_a_listener_are_inherited(a: SocketType, b: SocketType) -> list[object]:
+    with trio.socket.socket() as listener, trio.socket.socket() as client:
+        listener.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, struct.pack("i", 1))
+        listener.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE, 7)
+        await listener.bind(("0.0.0.0", 0))
+        listener.listen()
+        # Linux takes no address at all for its own.
+        await client.connect(("0.0.0.0", listener.getsockname()[1]))
+        accepted, _ = await listener.accept()
+        with accepted:
+            return [
+                accepted.getsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE),
+                accepted.getsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_KEEPIDLE),
+                client.getpeername()[0],
+            ]
+
+
 SCRIPTS: list[Script] = [
+    a_connection_that_is_over_has_no_peer,
+    a_connection_that_was_reset_has_no_peer,
+    ports_that_are_taken,
+    options_of_a_listener_are_inherited,
     orderly_end,
     half_close,
     close_with_unread_data,

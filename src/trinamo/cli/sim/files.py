@@ -34,6 +34,10 @@ EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNSTEADY: Final = 3
 EXIT_ESCAPE: Final = 4
+UNSTEADY: Final = (
+    "  if the code is the same, it asks for what each process has of its own: the order of a set of"
+    " texts (sort it), hash() or id(), the environment, real files"
+)
 HOSTS_MAX: Final = 1000
 NUMBER_MAX: Final = 10_000
 FILE_SCENARIO: Final = "trinamo.sim.scenario.play"
@@ -272,7 +276,7 @@ def play_again(path: Path, *, is_loose: bool = False) -> tuple[Failure, Played, 
         # The scenario never got as far as a world, so its parameters are wrong.
         refuse(f"the recorded scenario cannot be played: {type(error).__name__}: {error}")
     if not again.is_exact:
-        sys.stderr.write(f"trinamo sim: the replay departs at {again.difference}\n")
+        sys.stderr.write(f"trinamo sim: the replay departs at {again.difference}\n{UNSTEADY}\n")
         if not is_loose:
             raise typer.Exit(EXIT_UNSTEADY)
     return failure, again.played, again.is_exact

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .files import (
     EXIT_BROKEN,
     EXIT_UNSTEADY,
+    UNSTEADY,
     catalogue_names,
     exit_code_for,
     refuse,
@@ -266,7 +267,7 @@ def compare_digests(plays: Sequence[Scenario], seeds: range, pythons: Sequence[s
             if found.differences:
                 unsteady += 1
                 say(f"{label_of(play)}: NOT deterministic")
-                say(*(f"  {difference}" for difference in found.differences))
+                say(*(f"  {difference}" for difference in found.differences), UNSTEADY)
             else:
                 say(f"{label_of(play)}: {found.runs} runs of {len(seeds)} seeds agree")
     return unsteady
