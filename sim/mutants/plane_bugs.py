@@ -318,8 +318,8 @@ def unopened_is_an_answer(
 
 
 @instead_of(NatsRequestPlane, "is_lost")
-async def nobody_is_believed(*_: Any) -> bool:
-    """Whoever says that nobody is subscribed is believed."""
+async def silent_is_gone(*_: Any) -> bool:
+    """Whoever has not acknowledged for a second is gone, and is not even asked."""
     await trio.lowlevel.checkpoint()
     return True
 

@@ -9,8 +9,10 @@ caller to notice in discovery. Responses stream over `transports/tcp`, not over 
 In a cluster with a secret all of it is sealed (`transports/security/sealing.py`): a request and a cancel for
 the subject, once, an answer for the request that it answers. What does not open is dropped and counted,
 and answered by nothing, so whoever has only the broker's token learns nothing and ends nothing. That nobody
-is subscribed he could say, too: it is believed once a probe was not answered either, and nobody holds the
-address any more, which the caller does while discovery names the instance; or once a probe was answered, and the
+is subscribed he could say, too, so nothing is made of it there.
+
+Who has not answered for a second is probed. The request is lost once nobody answers the probe, and nobody holds the
+address any more, which the caller does while discovery names the instance; or once the probe is answered, and the
 request that went before it was not.
 """
 
@@ -27,6 +29,7 @@ import attrs
 import msgspec
 import trio
 
+from trinamo.runtime.deadlines import Deadlines
 from trinamo.runtime.errors import (
     ConnectError,
     DeadlineError,
@@ -68,7 +71,7 @@ _PENDING_MAX: Final = 4096
 
 CANCEL_PATIENCE_S = 0.5
 PROBE_PATIENCE_S: Final = 1.0
-"""How long an instance that is said to be gone may take to say that it is there."""
+"""How long an instance may take to acknowledge a request before it is probed, and to answer a probe."""
 HANDED_ON_S: Final = 0.05
 """How long an ACK that came before a probe's answer may need to its task."""
 
@@ -173,7 +176,7 @@ class NatsRequestServer:
 
 
 class NatsRequestPlane:
-    """The caller's end, with a task of `nursery` for each request that waits for its answer.
+    """The caller's end, with a task of `nursery` for each request that waits for its answer, and one of its own.
 
     `ack_timeout_s` bounds the wait for an ACK, `answer_timeout_s` that for a unary result; it is
     infinite unless given, and then the caller's own scope is the bound.
@@ -193,6 +196,8 @@ class NatsRequestPlane:
     ) -> None:
         self._events, self._sealer, self.nursery = events, sealer, nursery
         self._held: Counter[str] = Counter()
+        self.silences = Deadlines(PROBE_PATIENCE_S, _Delivery.doubt)
+        nursery.start_soon(self.silences.run)
         self._ack_timeout_s = ack_timeout_s
         self._answer_timeout_s = answer_timeout_s
 
@@ -211,7 +216,7 @@ class NatsRequestPlane:
     ) -> None:
         """Wait for ever: there is no connection to the worker whose end could be noticed.
 
-        Meanwhile no word of the broker's that nobody is subscribed there ends a sealed request.
+        Meanwhile no probe without an answer ends a request.
         """
         on_connected()
         self._held[address] += 1
@@ -254,22 +259,16 @@ class NatsRequestPlane:
         """Publish a frame that has no answer; raises as `EventPlane.publish`."""
         await self._events.publish(address, self.sealed(address, header))
 
-    async def ask(
-        self, address: str, sealed: bytes, timeout_s: float, *, on_nobody: Callable[[], object]
-    ) -> bytes:
+    async def ask(self, address: str, sealed: bytes, timeout_s: float) -> bytes:
         """The frame that answers the request `sealed`; raises as `EventPlane.request`.
 
-        Where it is sealed, `on_nobody` is called when somebody says that nobody is subscribed, and the
-        answer is waited for all the same.
+        Where it is sealed, it is waited for although somebody says that nobody is subscribed.
         """
-        answer, nobody_said = b"", False
+        answer = b""
 
         def accept(reply: Message) -> bool:
-            nonlocal answer, nobody_said
+            nonlocal answer
             if reply.says_nobody and self._sealer.seals:
-                if not nobody_said:
-                    nobody_said = True
-                    on_nobody()
                 return False
             try:
                 answer = self._sealer.open(reply.payload, about_answer(sealed))
@@ -292,7 +291,7 @@ class NatsRequestPlane:
         while True:
             sealed = self.sealed(address, encode_envelope(probe))
             try:
-                await self.ask(address, sealed, PROBE_PATIENCE_S, on_nobody=lambda: None)
+                await self.ask(address, sealed, PROBE_PATIENCE_S)
             except DeadlineError as error:
                 # One that never left, and therefore brought no answer, says nothing.
                 if not (error.definite or self._held[address]):
@@ -323,8 +322,9 @@ class _Delivery:
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _reason: Reason | None = Reason.CONSUMER_DROPPED
     """What the worker is told when this ends early; None: nothing."""
-    _probing: trio.CancelScope | None = None
-    """Where somebody said that nobody is there."""
+    _waiting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """For the answer."""
+    _probing: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     def cancel(self, reason: Reason = Reason.CONSUMER_DROPPED) -> None:
         """No answer is wanted any more; the worker is told so."""
@@ -360,11 +360,9 @@ class _Delivery:
     async def _ask(self, sealed: bytes) -> tuple[RequestAnswer, bytes]:
         frame: bytes | None = None
         try:
-            with trio.CancelScope() as waiting:
-                doubt = partial(self._doubt, waiting)
-                frame = await self._plane.ask(
-                    self._address, sealed, self._timeout_s, on_nobody=doubt
-                )
+            with self._waiting:
+                self._plane.silences.begin(self)
+                frame = await self._plane.ask(self._address, sealed, self._timeout_s)
         except DeadlineError as error:
             if error.definite:
                 raise ConnectError(error.message) from error
@@ -378,12 +376,12 @@ class _Delivery:
         except UnavailableError as nobody:
             raise ConnectError(nobody.message) from nobody
         finally:
-            if self._probing is not None:
-                self._probing.cancel()
+            self._plane.silences.end(self)
+            self._probing.cancel()
         if frame is None:
             # It may have been heard all the same, by one that stood still.
             await self._tell_cancelled(Reason.DEADLINE)
-            raise ConnectError(f"nobody was subscribed to {self._address}")
+            raise ConnectError(f"nobody has the request that went to {self._address}")
         header, result = decode_frame(frame)
         answer = decode_answer(header)
         request_id = self._envelope.id
@@ -392,16 +390,14 @@ class _Delivery:
             raise RemoteProtocolError(f"an answer to {answer.id!r} came for {request_id!r}")
         return answer, result
 
-    def _doubt(self, waiting: trio.CancelScope) -> None:
-        """End the wait once it is certain that nobody has the request."""
-        self._probing = probing = trio.CancelScope()
+    def doubt(self) -> None:
+        """Find out whether somebody has the request; the wait ends once it is certain that nobody has."""
+        self._plane.nursery.start_soon(self._probe)
 
-        async def probe() -> None:
-            with probing:
-                if await self._plane.is_lost(self._address, self._envelope):
-                    waiting.cancel()
-
-        self._plane.nursery.start_soon(probe)
+    async def _probe(self) -> None:
+        with self._probing:
+            if await self._plane.is_lost(self._address, self._envelope):
+                self._waiting.cancel()
 
     async def _tell_cancelled(self, reason: Reason) -> None:
         # Publishing only queues the message, so this does not wait for the network; the shield
