@@ -290,14 +290,16 @@ class NatsRequestPlane:
         probe = msgspec.structs.replace(envelope, kind=RequestKind.PROBE)
         while True:
             sealed = self.sealed(address, encode_envelope(probe))
+            asked_at = trio.current_time()
             try:
                 await self.ask(address, sealed, PROBE_PATIENCE_S)
-            except DeadlineError as error:
+            except TrinamoError as error:
                 # One that never left, and therefore brought no answer, says nothing.
-                if not (error.definite or self._held[address]):
+                is_unanswered = isinstance(error, DeadlineError) and not error.definite
+                is_unanswered |= isinstance(error, UnavailableError)
+                if is_unanswered and not self._held[address]:
                     return True
-            except TrinamoError:
-                return False
+                await trio.sleep_until(asked_at + PROBE_PATIENCE_S)
             else:
                 if envelope.kind is RequestKind.UNARY:
                     return False  # Its answer is its result, which takes its time.

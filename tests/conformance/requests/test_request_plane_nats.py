@@ -524,14 +524,14 @@ async def test_who_stands_still_and_is_said_to_be_gone_is_so_once_nobody_names_i
     assert len(errors) == 1
 
 
-@pytest.mark.parametrize("is_subscribed", [False, True])
+@pytest.mark.parametrize(("is_subscribed", "pauses"), [(False, 0.25), (True, 0.25), (True, 1.5)])
 async def test_who_was_away_and_answers_a_probe_never_got_the_request_before_it(
-    pair: Pair, is_subscribed: bool
+    pair: Pair, is_subscribed: bool, pauses: float
 ) -> None:
     """Its ACK would have come first: another is asked long before the time for the ACK is over.
 
-    So it is with a message that the broker has lost without a word. In clear, its word that nobody is
-    subscribed is believed at once."""
+    So it is with a message that the broker has lost without a word, also if nobody is there for the
+    first probe. In clear, the word that nobody is subscribed is believed of the request at once."""
     address = f"{pair.address}.late"
     sealer = member(SECRET if pair.sealer.seals else b"")
     server = NatsRequestServer(pair.events, address, sealer=sealer)
@@ -539,6 +539,7 @@ async def test_who_was_away_and_answers_a_probe_never_got_the_request_before_it(
     async def serve_late() -> None:
         async with pair.events.subscribe(address if is_subscribed else f"{address}.other"):
             await trio.sleep(PROBE_PATIENCE_S / 4)
+        await trio.sleep(PROBE_PATIENCE_S * (pauses - 0.25))
         await nursery.start(server.serve, pair.service)
 
     async with trio.open_nursery() as nursery:
