@@ -42,10 +42,10 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Take more text in and return what may be shown; nothing more once `is_stopped`."""
-        if self.is_stopped:
-            return ""
         if not self._stops:
             return text
+        if self.stopped_by:
+            return ""
         pending = self._held + text
         for index in range(len(self._held), len(pending)):
             self.stopped_by = self._advance(pending[index])
@@ -108,7 +108,7 @@ class TextStream:
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string is complete."""
-        return self._matcher.is_stopped
+        return bool(self._matcher.stopped_by)
 
     def push(self, data: bytes) -> str:
         """Take the bytes of one token and return the text that can be shown now.

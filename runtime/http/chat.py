@@ -446,6 +446,7 @@ class Inference:
                 # Who waits for one worker would stand before all who would be taken by another.
                 may_wait=admission.queue.length_max > 0 and worker is None,
                 dialect=self._endpoint.dialect,
+                names=self._endpoint.body.names,
             )
             forward: Forward
             if isinstance(engine, RoutedEngine):

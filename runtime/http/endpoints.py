@@ -38,7 +38,7 @@ from ..protocol.openai.tasks import (
 )
 from ..protocol.openai.tool_calls import ToolAnswer
 from .models.models import ModelKind
-from .status import ANTHROPIC, OPENAI, Dialect
+from .status import ANTHROPIC, EVENTS_THAT_END, OPENAI, Dialect
 
 MakesAnswer: TypeAlias = Callable[[int, str, str, int], AnswerFormat]
 """The form of a choice, by its index, from the request's id, the model's name as it was asked for, and
@@ -118,8 +118,7 @@ RESPONSES: Final = EndpointKind(
     *("responses", "/v1/responses", ModelKind.CHAT),
     ResponsesRequest,
     _response,
-    # Its last event says that it is the last.
-    Dialect(names=ResponsesRequest.names),
+    EVENTS_THAT_END,
 )
 MESSAGES: Final = EndpointKind(
     "messages", "/v1/messages", ModelKind.CHAT, MessagesRequest, _message, ANTHROPIC
@@ -134,7 +133,6 @@ EMBEDDINGS: Final = EndpointKind(
     *("embeddings", "/v1/embeddings", ModelKind.EMBEDDINGS),
     EmbeddingsRequest,
     _embeddings,
-    Dialect(names=EmbeddingsRequest.names),
 )
 TOKENIZE: Final = EndpointKind(
     *("tokenize", "/tokenize", ModelKind.TOKENIZE),
@@ -145,5 +143,4 @@ DETOKENIZE: Final = EndpointKind(
     *("detokenize", "/detokenize", ModelKind.TOKENIZE),
     DetokenizeRequest,
     lambda *_: lambda *_: TaskAnswer(tell_text),
-    Dialect(names=DetokenizeRequest.names),
 )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import http
 import math
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import ClassVar, Final
 
 import attrs
@@ -186,11 +185,11 @@ class Dialect:
     """What follows the last event of a stream that is whole."""
     id_header: bytes = b""
     """Where an answer tells the request's id, besides `X-Request-Id`."""
-    names: Mapping[str, str] = MappingProxyType({})
-    """How clients call the parameters that engines name, where they call them otherwise."""
 
 
 OPENAI: Final = Dialect(stream_end=DONE)
+EVENTS_THAT_END: Final = Dialect()
+"""OpenAI's, too, where the last event says that it is the last."""
 ANTHROPIC: Final = Dialect(messages_error_body, ERROR_EVENT, id_header=b"request-id")
 
 

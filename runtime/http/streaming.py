@@ -12,7 +12,7 @@ the answer, too: with its status and its words. What this file does not do: know
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -228,6 +228,8 @@ class AnswerDelivery:
     may_wait: bool = False
     """Whether a request that every worker refuses for want of room is sent back, to wait."""
     dialect: Dialect = OPENAI
+    names: Mapping[str, str] = attrs.field(factory=dict)
+    """As `BodyRequest.names`."""
     _is_made: bool = False
 
     @property
@@ -280,11 +282,9 @@ class AnswerDelivery:
             tells_detail=self.config.engine_error_detail,
             dialect=self.dialect,
         )
-        param = answer.detail.param or ""
-        told = msgspec.structs.replace(
-            answer.detail, param=self.dialect.names.get(param, param) or None
-        )
-        return attrs.evolve(answer, detail=told)
+        if (param := self.names.get(answer.detail.param or "")) is None:
+            return answer
+        return attrs.evolve(answer, detail=msgspec.structs.replace(answer.detail, param=param))
 
     def _client_left(self, sink: AnswerSink) -> None:
         self.record.disconnected()
