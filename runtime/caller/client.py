@@ -3,7 +3,7 @@
 `Client.stream` chooses an instance, delivers the request, and waits for the instance to begin its
 answer, watching all the while the request's context, the instance's presence in discovery, and the
 connection. Until the first item has come, a failed attempt is tried on another instance; after that
-the stream belongs to its instance.
+the stream belongs to its instance (an answer may go on in another one: `migration.py`).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class TcpConfig(Section, frozen=True, kw_only=True):
         FrameBytes, about("Most bytes of one read; socket buffers are the kernel's.")
     ] = 65_536
     queue_bytes_max: Annotated[
-        FrameBytes, about("Unsent bytes a stream may hold before its writer waits.")
+        FrameBytes, about("Unsent bytes of all streams of a link before their writers wait.")
     ] = 262_144
     header_bytes_max: Annotated[
         Annotated[int, Meta(ge=4096, le=1 << 30, extra={"unit": "bytes"})],

@@ -6,7 +6,8 @@ A row that is not listed is a `LocalProtocolError` when we were about to take it
 `RemoteProtocolError` when the peer took it. No clock, no socket, no await.
 
 How the stream ended, and who ended it, is decided here too, once: the first step that its table calls
-an end, a breach of the protocol, or what this end decides by itself. Whoever wants to know asks `ended`.
+an end, a breach of the protocol, or what this end decides by itself; only a consumer that leaves before it
+has had that end replaces it. Whoever wants to know asks `ended`.
 """
 
 from __future__ import annotations
