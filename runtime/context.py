@@ -5,8 +5,8 @@ not wait: it cancels `scope`, so a handler asleep in a long prefill wakes at onc
 synchronous, without a checkpoint, so they work while their caller is itself being cancelled.
 
 A request may have a deadline, which is that of `scope`: whoever runs inside is cancelled then, and
-says why. What this module does not do: the grace period after `stop()`, which its caller owns, and
-wires (`protocol/` turns these states into frames).
+says why. What this module does not do: the grace period after `stop()`, which each end that runs the
+request bounds for itself (`worker/worker.py`, `http/streaming.py`), and wires (`protocol/` turns these states into frames).
 """
 
 from __future__ import annotations

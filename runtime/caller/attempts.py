@@ -103,7 +103,7 @@ class StreamAttempt(Attempt):
         self.registration.close()
 
     async def run(self) -> None:
-        """Deliver the request; returns once the handler has started."""
+        """See `Attempt`: the prologue is the beginning, which comes with the first item, or before input."""
         context, instance, payload = self.context, self.instance, self._asked.payload
         plane, address = self._router.route(instance)
         if self._asked.takes_input:
@@ -133,8 +133,9 @@ class StreamAttempt(Attempt):
         # left discovery is given up only if it has fallen silent too.
         self.begun()
         self._openings.end(self)
-        # Whoever has begun has accepted.
+        # Whoever has begun has accepted, and hears of an end by the stream.
         delivery.forget()
+        self._delivery = None
 
     async def forward(self, sink: Sink[Any]) -> None:
         """See `Attempt`; items are decoded as they come."""

@@ -100,7 +100,7 @@ class Client:
         patience: Patience | None = None,
         accepted: Callable[[], None] | None = None,
     ) -> ResponseStream[T]:
-        """Send `request` and yield its stream once the handler has started.
+        """Send `request` and yield its stream once its answer has begun.
 
         Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
         only; a named `instance_id` is the only one tried. `hint` is what the

@@ -4,7 +4,7 @@ The tokens of each stream are written down as they pass. When a stream breaks, t
 again with `delivered_ids`, and the next worker goes on behind them: the client sees a pause, no token
 twice and none missing. `may_migrate` decides, and is a table; `MigratingAnswer` awaits.
 
-What this module does not do: try other workers before a handler has started (`client.py`), and take
+What this module does not do: try other workers before an answer has begun (`client.py`), and take
 an answer up (the engines).
 """
 

@@ -70,7 +70,7 @@ class ChoicesSink(AnswerSink):
         self._size -= size
         self._record.output_tokens -= tokens
 
-    def end(self) -> None:
+    def release(self) -> None:
         self._count_prompts()
         self.choices.clear()
         self._first_ones.clear()
@@ -217,5 +217,5 @@ class _Work:
             with own.scope as scope:
                 await self.forward(request, own, choice)
             if scope.cancelled_caught or own.cut_by:
-                raise self.delivery.why_cut(own)
+                raise self.delivery.end_cut(own)
             choice.finish()

@@ -156,7 +156,8 @@ class HttpExchange(abc.ABC):
         """Call `listener`, once, when the client leaves before the answer is complete.
 
         The last one given is called. By FIN, RST, a cut connection or a write that failed; at once
-        if it has left already. It is called by the connection's reader and must not wait.
+        if it has left already. Whoever finds out calls it, such as the connection's reader, or a write
+        that failed: it must not wait.
         """
         if self.is_gone:
             listener()

@@ -87,7 +87,7 @@ class AnswerSink(Sink[Delta], ABC):
         else:
             respond_error(self._exchange, answer, self._to.headers)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """The answer is over, whatever became of it: let go of what leads back here."""
 
     def _error_events(self, answer: ErrorAnswer) -> bytes:
@@ -255,13 +255,13 @@ class AnswerDelivery:
         except Exception as raised:  # noqa: BLE001 -- whatever it is, the client is told
             error = caught = raised
         if self.context.cut_by or (error is None and scope.cancelled_caught):
-            error = self.why_cut(self.context)
+            error = self.end_cut(self.context)
         self._is_made = True
         # Once its client has a part of it, it is told: begun anew, the answer would follow itself.
         is_touched = self.context.is_stopped or exchange.is_gone or exchange.status
         if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
             self.record.outcome, self.record.detail = SENT_BACK, error.message
-            sink.end()
+            sink.release()
             forget_frames(caught)
             return
         try:
@@ -271,7 +271,7 @@ class AnswerDelivery:
                 await exchange.sent()
             self._settle(error)
         finally:
-            sink.end()
+            sink.release()
             if self.record.fault is None:
                 forget_frames(caught)
 
@@ -299,8 +299,11 @@ class AnswerDelivery:
         else:
             self.context.kill(Reason.CLIENT_DISCONNECT)
 
-    def why_cut(self, context: Context) -> KilledError | DeadlineError:
-        """Say who ended the request, or that for a choice: a shutdown, a kill, or its deadline, which is one."""
+    def end_cut(self, context: Context) -> KilledError | DeadlineError:
+        """Kill a request that was cut off, unless that is what cut it, and say who did: a shutdown, a kill, its deadline.
+
+        `context` is the request's own, or that of one of its choices.
+        """
         reason = context.cut_by
         if reason is None:
             if not (context.is_killed or self.exchange.is_gone):

@@ -39,7 +39,7 @@ class ResponseChannel(Protocol):
         ...
 
     async def wait_prologue(self) -> None:
-        """Return once the handler has started; raises what the prologue says went wrong."""
+        """Return once the answer begins; raises what the prologue says went wrong."""
         ...
 
     async def forward(self, sink: Sink[bytes]) -> None:
@@ -135,7 +135,7 @@ class ResponseSender(Protocol):
         ...
 
     def open(self) -> None:
-        """Queue the prologue: the handler has started."""
+        """Queue the prologue: the answer begins."""
         ...
 
     def finish(self) -> None:
@@ -156,7 +156,8 @@ class CallHome(Protocol):
         """Dial the caller, greet, and hold the stream until all that is queued is sent.
 
         Stop and Kill from the caller, and its death, reach `context` while inside. Raises
-        `ConnectError` if the caller cannot be reached, `RefusedError` if it refuses the subject.
+        `ConnectError` if the caller cannot be reached, and `KilledError` if the request is killed
+        before that, or before the caller has taken what is queued.
         """
         ...
 

@@ -20,6 +20,7 @@ class OutgoingAnswer(Sink[Any]):
     """Encodes items into the response stream, and counts them. The first one brings the prologue.
 
     What comes after a shutdown has stopped the request is dropped: such as an end that looks whole.
+    Whoever runs the handler calls `finish`, unless the handler's source has said `end`.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class OutgoingAnswer(Sink[Any]):
         "_sender",
         "_takes_without_room",
         "_tally",
+        "is_complete",
     )
 
     def __init__(
@@ -49,6 +51,8 @@ class OutgoingAnswer(Sink[Any]):
         self._leg = leg
         self._context = context
         self._is_open = False
+        self.is_complete = False
+        """The end mark is on its way behind all items: nothing that happens later makes it less."""
         self._takes_without_room = 0
 
     def on_room(self, listener: Callable[[], None]) -> None:
@@ -62,16 +66,22 @@ class OutgoingAnswer(Sink[Any]):
         super().room_again()
 
     def open(self) -> None:
-        """The handler has started: say so, once, unless an item did."""
+        """The answer begins: say so, once, unless an item did."""
         if not self._is_open:
             self._is_open = True
             self._leg.mark("first_item")
             self._sender.open()
 
     def end(self) -> None:
-        """Say that the answer is complete, so that it leaves with the last item."""
+        """See `Sink.end`: so the end mark leaves with the last item."""
         context = self._context
         if context.cut_by is None and not context.scope.cancel_called:
+            self.finish()
+
+    def finish(self) -> None:
+        """Say that the answer is complete. Idempotent."""
+        if not self.is_complete:
+            self.is_complete = True
             self.open()
             self._sender.finish()
 

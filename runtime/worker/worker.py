@@ -19,7 +19,6 @@ import trio
 from ..context import Context, Reason, State
 from ..env import Env
 from ..errors import (
-    ConnectError,
     DeadlineError,
     KilledError,
     OverloadedError,
@@ -32,7 +31,7 @@ from ..logs.fields import name_task
 from ..logs.notices import log_request
 from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames, open_nursery
-from ..planes import CallHome, ResponseSender
+from ..planes import CallHome
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import (
     AckStatus,
@@ -79,8 +78,8 @@ class Worker:
         self._active: dict[str, Context] = {}
         self._placeless: set[str] = set()
         """Those of them that take no place."""
-        self._limits: dict[str, Callable[[State], None]] = {}
-        """What each of them is listened to by: the two would keep each other alive."""
+        self._listeners: dict[str, Callable[[State], None]] = {}
+        """To each of their contexts; the two would keep each other alive."""
         self._cancelled: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._draining = False
@@ -153,20 +152,17 @@ class Worker:
         context = self._begin(envelope)
         record = self._metrics.begin(envelope.endpoint, context.trace, is_stream=False)
         self._name_task(envelope, endpoint)
-        result: bytes | None = None
+        result, error = b"", None
         try:
-            with context.scope:
-                result = self._encode(await endpoint.run_unary(request, context))
-        except BaseException as raised:
-            error = single_error(raised, f"request {envelope.id}")
-            record.failed(error)
-            raise error from raised
-        else:
-            cut = self._why_cut(context)
-            if cut is not None:
-                record.failed(cut)
-                raise cut
-            assert result is not None, "its scope was not cancelled"
+            try:
+                with context.scope:
+                    result = self._encode(await endpoint.run_unary(request, context))
+            except BaseException as raised:  # noqa: BLE001 -- handlers are user code
+                error = single_error(raised, f"request {envelope.id}")
+            error = self._conclude(context, error)
+            if error is not None:
+                record.failed(error)
+                raise error
             record.outcome = SUCCESS
             return result
         finally:
@@ -248,15 +244,15 @@ class Worker:
             context.limit(trio.current_time() + envelope.deadline_s)
         context.trace = self._traces.begin(envelope.id, envelope.traceparent)
 
-        def limit(state: State) -> None:
+        def changed(state: State) -> None:
             kind = "cancel.kill" if state is State.KILLED else "cancel.stop"
             self._env.note(kind, request=envelope.id, reason=str(context.reason))
             if state is State.STOPPED:
                 grace_until = trio.current_time() + self._stop_grace_s
                 context.scope.deadline = min(context.deadline, grace_until)
 
-        context.on_change(limit)
-        self._limits[envelope.id] = limit
+        context.on_change(changed)
+        self._listeners[envelope.id] = changed
         self._active[envelope.id] = context
         if self._endpoints[envelope.endpoint].bounds_itself:
             self._placeless.add(envelope.id)
@@ -271,7 +267,7 @@ class Worker:
     def _end(self, context: Context, record: WorkerRecord) -> None:
         del self._active[context.id]
         self._placeless.discard(context.id)
-        context.off_change(self._limits.pop(context.id))
+        context.off_change(self._listeners.pop(context.id))
         if context.reason is not None:
             record.cancelled(context.reason)
         record.end()
@@ -302,17 +298,24 @@ class Worker:
         try:
             assert envelope.response is not None, "checked when the envelope was decoded"
             async with call_home.call_home(envelope.response, context) as sender:
-                await self._run_handler(
-                    endpoint, envelope, request, context, sender, record, call_home
+                answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg, context)
+                error = await self._run_handler(
+                    endpoint, envelope, request, context, answer, call_home
                 )
-        except (ConnectError, KilledError) as error:
-            # The caller sees its own end of this: no call came, or it has gone.
-            record.failed(error)
-        except BaseException as raised:  # noqa: BLE001 -- what a handler raised as it was killed
-            record.failed(single_error(raised, f"request {envelope.id}"))
+                if not answer.is_complete:
+                    error = self._conclude(context, error)
+                if error is None:
+                    record.outcome = SUCCESS
+                    answer.finish()
+                else:
+                    record.failed(error)
+                    sender.fail(error)
+                    forget_frames(error)
+        except BaseException as raised:  # noqa: BLE001 -- whatever a carrier raises ends its stream only
+            # The caller sees its own end of this: no call came, or the rest did not.
+            lost = single_error(raised, f"request {envelope.id}")
+            record.failed(self._conclude(context, lost) or lost)
         finally:
-            if context.is_killed:
-                record.outcome = KilledError.code
             self._end(context, record)
 
     async def _run_handler(
@@ -321,12 +324,10 @@ class Worker:
         envelope: Envelope,
         request: Any,
         context: Context,
-        sender: ResponseSender,
-        record: WorkerRecord,
+        answer: OutgoingAnswer,
         call_home: CallHome,
-    ) -> None:
-        error: TrinamoError | None = None
-        answer = OutgoingAnswer(sender, self._encode, record.tally, record.leg, context)
+    ) -> TrinamoError | None:
+        """Run it to its end; what it failed with."""
         try:
             # Inside the `try`: a group of a Cancelled and an error is an `Exception` only once
             # the scope has taken its Cancelled out.
@@ -339,31 +340,25 @@ class Worker:
                         answer.open()
                         await endpoint.run_bidirectional(request, context, raw, answer)
         except BaseException as raised:  # noqa: BLE001 -- handlers are user code
-            error = single_error(raised, f"request {envelope.id}")
-        error = error or self._why_cut(context)
-        if error is not None:
-            record.failed(error)
-            sender.fail(error)
-            forget_frames(error)
-        else:
-            record.outcome = SUCCESS
-            answer.open()
-            sender.finish()
+            return single_error(raised, f"request {envelope.id}")
+        return None
 
-    def _why_cut(self, context: Context) -> TrinamoError | None:
-        """Why the answer of a handler that did not raise is not whole; None if it is.
+    def _conclude(self, context: Context, error: TrinamoError | None) -> TrinamoError | None:
+        """What a request ends with whose handler is over, with `error` if it raised; None: it is complete.
 
-        Whoever ended the request decides, not what the handler made of it.
+        Whoever ended the request decides, not what the handler made of it. One whose time is up is
+        killed here.
         """
         cut = context.cut_by
         if cut is not None:
             who = "frontend" if cut is Reason.FRONTEND_SHUTDOWN else "worker"
             message = f"the {who} shut down before the answer was complete"
             return UnavailableError(message, definite=False)
-        if not context.scope.cancelled_caught:
-            return None
         if context.is_killed:
             return KilledError("the request was killed", reason=str(context.reason))
+        scope = context.scope
+        if not (scope.cancelled_caught or (error is not None and scope.cancel_called)):
+            return error
         is_late = trio.current_time() >= context.deadline
         context.kill(Reason.DEADLINE)
         if is_late:

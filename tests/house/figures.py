@@ -116,8 +116,11 @@ class Walk(trio.abc.Instrument):
         return set(self.calls)
 
 
-def ask(port: int, tokens: int, is_streamed: bool = False) -> None:
-    """One chat over a connection of its own, without a library whose functions would count."""
+def ask(port: int, tokens: int, is_streamed: bool = False, is_left: bool = False) -> None:
+    """One chat over a connection of its own, without a library whose functions would count.
+
+    Left, its connection is closed at the first that comes of the answer.
+    """
     messages = [{"role": "user", "content": "one two three"}]
     wanted = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": is_streamed}
     body = json.dumps(wanted).encode()
@@ -128,17 +131,18 @@ def ask(port: int, tokens: int, is_streamed: bool = False) -> None:
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(head.encode() + body)
         answer = b""
-        while data := client.recv(65536):
+        while not (is_left and answer) and (data := client.recv(65536)):
             answer += data
     assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
-async def walked(port: int, tokens: int, is_streamed: bool = False) -> Walk:
+async def walked(port: int, *asked: Any) -> Walk:
+    """What `ask` runs."""
     walk = Walk()
     trio.lowlevel.add_instrument(walk)
     walk.begin()
     try:
-        await trio.to_thread.run_sync(ask, port, tokens, is_streamed)
+        await trio.to_thread.run_sync(ask, port, *asked)
         await trio.sleep(0.05)
     finally:
         walk.end()

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from ...errors import EngineError, OverloadedError
+from ...nurseries import is_failure
 from .step import Embeds
 
 WAITING_MAX: Final = 256
@@ -69,7 +70,9 @@ class Embeddings:
             return
         try:
             value = await self._hop(next, asked.chunks)
-        except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             failure = EngineError(f"an embedding failed with {type(error).__name__}: {error}")
             failure.__cause__ = error
             asked.end(b"", failure)

@@ -178,7 +178,7 @@ class EngineHost:
         sink.on_room(partial(self._steps.resume, sequence))
         text = text_behind(self._engine, request)
         told = request.return_token_ids
-        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.stop, told)
+        return SequenceAnswer(sequence, text, sink, finish, context, self._steps.end_early, told)
 
     # --- handing over ---
 
@@ -234,7 +234,7 @@ class EngineHost:
             raise RequestError("the whole answer is delivered already", param="delivered_ids")
         sequence.is_pinned, sequence.is_held = True, is_held
         is_staged = isinstance(self._engine, StagesKv)
-        known = sequence, context, self.info.block_tokens, self._steps.stop
+        known = sequence, context, self.info.block_tokens, self._steps.end_early
         pinned = Pinned(*known, is_staged)
         self._steps.submit(sequence)
         self._steps.follow(pinned)

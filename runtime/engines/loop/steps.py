@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ...errors import EngineError, KilledError, OverloadedError, TrinamoError, UnavailableError
+from ...nurseries import is_failure
 from ...protocol.kv.names import BlockNames
 from ...protocol.openai.generate import FinishReason
 from ..generation import BlockListener, EngineStatistics
@@ -131,8 +132,8 @@ class StepLoop:
             self._scheduler.end(asked.sequence)
             self._wakeup.set()
 
-    def stop(self, asked: Asked) -> None:
-        """Its request was stopped: it ends before the next step. Killed, it gets no token more."""
+    def end_early(self, asked: Asked) -> None:
+        """Its request was stopped, so it ends before the next step, or killed: it gets no token more."""
         if isinstance(asked, Pinned):
             self._cancel(asked, KilledError("the request was stopped"))
         elif asked.is_killed:
@@ -163,7 +164,9 @@ class StepLoop:
                 asked.admitted()
             try:
                 token_ids = await self._compute(plan)
-            except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 self._fail_running(error)
                 continue
             for work, token_id in zip(plan.work, token_ids, strict=True):
@@ -252,7 +255,9 @@ class StepLoop:
             shaping.told = None
         try:
             text = "" if is_end else answer.text.push(self._engine.token_bytes(token_id))
-        except Exception as error:  # noqa: BLE001 -- whatever a model raises is its failure
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             reason = f"token {token_id} has no text: {type(error).__name__}: {error}"
             self._fail(sequence, EngineError(reason), error)
             return
@@ -288,7 +293,7 @@ class StepLoop:
             self._wakeup.set()
             asked.finish(error)
 
-    def _fail_running(self, error: Exception) -> None:
+    def _fail_running(self, error: BaseException) -> None:
         reason = f"a step failed with {type(error).__name__}: {error}"
         _log.error("%s; the engine forgets its %d sequences", reason, len(self._scheduler.running))
         for sequence in self._scheduler.running:
@@ -297,13 +302,15 @@ class StepLoop:
         self._scheduler.pool.forget_prefixes()
         try:
             self._engine.recover()
-        except Exception as fatal:  # noqa: BLE001 -- whatever a model raises is its failure
+        except BaseException as fatal:
+            if not is_failure(fatal):
+                raise
             self._breakdown = f"{reason}; recovering failed with {type(fatal).__name__}: {fatal}"
             for sequence in tuple(self._asked):
                 self._fail(sequence, EngineError(self._breakdown), fatal)
 
     def _fail(
-        self, sequence: TokenSequence, failure: TrinamoError, cause: Exception | None
+        self, sequence: TokenSequence, failure: TrinamoError, cause: BaseException | None
     ) -> None:
         asked = self._asked.get(sequence)
         if asked is not None:

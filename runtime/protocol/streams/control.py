@@ -28,7 +28,7 @@ class Handshake:
 
 @attrs.frozen
 class Opened:
-    """Prologue: the handler has started."""
+    """Prologue: the answer begins; its first item follows, or the handler takes input first."""
 
 
 @attrs.frozen

@@ -6,8 +6,8 @@ A row that is not listed is a `LocalProtocolError` when we were about to take it
 `RemoteProtocolError` when the peer took it. No clock, no socket, no await.
 
 How the stream ended, and who ended it, is decided here too, once: the first step that its table calls
-an end, a breach of the protocol, or what this end decides by itself; only a consumer that leaves before it
-has had that end replaces it. Whoever wants to know asks `ended`.
+an end, a breach of the protocol, or what this end decides by itself. Only `leave` replaces it: a consumer
+that goes before it has had that end. Whoever wants to know asks `ended`.
 """
 
 from __future__ import annotations
@@ -130,10 +130,7 @@ class Machine:
         self._conclude(End.GIVEN_UP, self.our_role, error)
 
     def leave(self, error: Exception) -> None:
-        """Whoever takes the items here wants no more of them, and gets `error`.
-
-        That counts instead of an end which it has not had.
-        """
+        """Whoever takes the items here wants no more, and gets `error` in place of an end it has not had."""
         self.ended = Ended(End.LEFT, self.our_role, error)
 
     def _conclude(self, end: End, by: Role, word: object) -> None:

@@ -32,7 +32,7 @@ class WorkerHalf(TableKey):
 
     IDLE = "has not greeted"
     OPENING = "has greeted; the prologue is due"
-    STREAMING = "the handler runs"
+    STREAMING = "the answer has begun"
     DRAINING = "nobody wants the rest: what still arrives is dropped, not an error"
     DONE = "said its last word"
     TRUNCATED = "went away without an end mark"

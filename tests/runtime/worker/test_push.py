@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtime.endpoints import Cluster, open_cluster
+from tests.runtime.endpoints import NAME, Cluster, open_cluster
 from tests.runtime.engines.loop.hosting import inline_hop, make_engine, open_host
 from tests.runtime.worker.asking import ask
 from tests.transports.tcp.ends import eventually
@@ -18,6 +18,7 @@ from trinamo.runtime.caller.client import Client
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError
+from trinamo.runtime.metrics.metrics import SUCCESS
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason, GenerateRequest
 from trinamo.runtime.sinks import Sink, Sleeper
 from trinamo.runtime.worker.worker import Worker
@@ -63,6 +64,30 @@ async def test_an_end_that_is_said_with_the_last_item_is_the_end(cluster: Cluste
     await serve(cluster, handler)
     assert await ask(cluster, 1) == ([1], None)
     assert await ask(cluster, 0) == ([], None)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_an_answer_that_is_whole_counts_as_one_whatever_ends_its_handler(
+    cluster: Cluster, how: str
+) -> None:
+    is_said = trio.Event()
+
+    async def handler(_: int, context: Context, sink: Sink[int]) -> None:
+        sink.take([1])
+        sink.end()
+        is_said.set()
+        await context.wait_stopped()
+
+    worker = await serve(cluster, handler)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, cluster, 1)
+        await is_said.wait()
+        if how == "stop":
+            worker.stop_all()
+        else:
+            worker.kill_all()
+        await worker.wait_idle()
+    assert worker._metrics.requests.tally(str(NAME), SUCCESS).value == 1
 
 
 @pytest.mark.parametrize("reason", [Reason.WORKER_SHUTDOWN, Reason.FRONTEND_SHUTDOWN])

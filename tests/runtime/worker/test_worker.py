@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,13 +12,20 @@ import pytest
 import trio
 import trio.testing
 
-from tests.runtime.endpoints import NAME, Cluster, Handler, open_cluster
+from tests.runtime.endpoints import NAME, UNARY, Cluster, Handler, open_cluster
 from tests.runtime.worker.asking import ask, envelope
 from tests.transports.tcp.ends import eventually, lone_client
 from tests.transports.tcp.streams.raw_links import raw_caller
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import DeadlineError, EngineError, RequestError, UnavailableError
+from trinamo.runtime.errors import (
+    DeadlineError,
+    EngineError,
+    KilledError,
+    RequestError,
+    TrinamoError,
+    UnavailableError,
+)
 from trinamo.runtime.logs.fields import current_fields
 from trinamo.runtime.protocol.streams.control import Declined, Failed
 from trinamo.runtime.worker.endpoint import Endpoint
@@ -339,6 +347,59 @@ async def test_each_request_has_one_line_when_it_has_ended_at_info_only_if_it_fa
     assert (good.levelno, bad.levelno) == (logging.DEBUG, logging.INFO)
     assert (vars(good)["outcome"], vars(bad)["outcome"]) == ("success", RequestError.code)
     assert vars(bad)["error"] == "no such LoRA"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("raises", [False, True])
+async def test_who_ended_a_request_is_what_it_is_counted_as_whatever_its_handler_made_of_it(
+    cluster: Cluster, is_stream: bool, raises: bool
+) -> None:
+    async def work() -> int:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if raises:
+                raise ValueError("in its own end")
+
+    async def stream(_: int, __: Context) -> AsyncGenerator[int, None]:
+        yield await work()
+
+    async def unary(_: int, __: Context) -> int:
+        return await work()
+
+    worker = await cluster.serve("1", stream)
+    worker.add(Endpoint(UNARY, unary=unary))
+    name = NAME if is_stream else UNARY
+    client = await cluster.client(name)
+
+    async def asked() -> None:
+        if is_stream:
+            async with client.stream(1, int):
+                raise AssertionError("there was no item")
+        await client.call(1, int)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(raised_by, asked)
+        await eventually(lambda: worker.active_count == 3)
+        late, killed, shut = worker._active.values()
+        late.limit(trio.current_time())
+        killed.kill()
+        shut.kill(Reason.WORKER_SHUTDOWN)
+        await worker.wait_idle()
+        nursery.cancel_scope.cancel()
+
+    requests = worker._metrics.requests
+    counted = {code: requests.tally(str(name), code).value for code in ENDS}
+    assert counted == dict.fromkeys(ENDS, 1)
+
+
+ENDS = (DeadlineError.code, KilledError.code, UnavailableError.code)
+
+
+async def raised_by(ask: Callable[[], Awaitable[None]]) -> None:
+    with suppress(TrinamoError):
+        await ask()
 
 
 def ends(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

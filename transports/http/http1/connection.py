@@ -1,11 +1,12 @@
 """One accepted connection: a task that reads, and from the first request on one that answers.
 
-The first cuts what arrives into heads and bodies, and goes on reading behind a request in flight,
-up to `READ_AHEAD_BYTES_MAX`, so that a FIN or RST is seen; a client that pipelines more is cut off
-after `write_timeout_s` in which it was given nothing. The second answers one request after the
-other. A third lives only while there is something to send that the socket has no room for. Whoever
-closes its sending side counts as one that left, until its answer was written whole; but a GET gets
-one that has not begun, as probes end so.
+The reader cuts what arrives into heads and bodies. It goes on behind a request in flight, up to
+`READ_AHEAD_BYTES_MAX`, so that it sees a FIN or RST; a client that pipelines more is cut off after
+`write_timeout_s` in which it was given nothing. The other task answers one request after the other.
+A third lives only while something waits to be sent that the socket has no room for.
+
+A client that closes its sending side has left, unless its answer was written whole. A GET whose
+answer has not begun still gets it: probes end so.
 
 What this file does not do: what is answered (`../driver.py`), and who may connect (`../server.py`).
 """

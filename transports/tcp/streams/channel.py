@@ -105,7 +105,7 @@ class Channel:
             self.on_call()
 
     def open(self) -> None:
-        """The prologue came: the handler has started."""
+        """The prologue came: the answer begins."""
         self._opened = True
         self._consumer.wake()
 
@@ -180,10 +180,10 @@ class Channel:
         self._consumer.wake()
 
     def abandon(self, error: TrinamoError) -> None:
-        """Raise `error` at once: queued items are dropped, nobody wants them.
+        """Raise `error` to the consumer at once, and drop the items that wait for it.
 
-        A terminal that came before, but waits behind them, is dropped too: after a Kill the
-        consumer must not be handed items, and without them the answer is not complete.
+        It replaces an end behind those items: without them the answer is not complete. An end that
+        nothing waits in front of stays.
         """
         if not (self._told or (self.is_ended and not self._items)):
             self._machine.leave(error)
@@ -199,7 +199,7 @@ class Channel:
         return self._consumer.sleep()
 
     async def wait_prologue(self) -> None:
-        """Return once the handler has started; raise the terminal error if it never will."""
+        """Return once the answer begins; raise the terminal error if it never will."""
         while not self._opened and not self.is_ended:
             await self._wait()
         error = self._machine.error

@@ -240,7 +240,8 @@ class OpensStreams(ABC):
 
         The caller's Stop and Kill, and its death, reach `context` while inside. After a Kill from
         the caller nothing more is sent. Leaving without `finish` or `fail` ends the stream without
-        an end mark, which the caller takes for this worker's death. Raises as `wait_ready`.
+        an end mark, which the caller takes for this worker's death. Raises as `wait_ready`, and
+        `KilledError` from its end if the request was killed before the caller had credit for the rest.
         """
         return LinkedResponse(self, connection, context)
 
@@ -327,16 +328,21 @@ class LinkedResponse:
         """Wait until a slow consumer has given credit for the rest."""
         scope = trio.CancelScope()
 
-        def limit(state: State) -> None:
+        def changed(state: State) -> None:
             if state is State.KILLED:
                 scope.deadline = trio.current_time() + self._links.options.linger_s
 
-        self._context.on_change(limit)
+        self._context.on_change(changed)
         try:
             with scope:
                 await lane.wait_flushed()
         finally:
-            self._context.off_change(limit)
+            self._context.off_change(changed)
             if not lane.is_flushed:
                 lane.say(Closed())
                 lane.discard()
+        if scope.cancelled_caught:
+            raise KilledError(
+                "the request was killed before its caller had taken the whole answer",
+                reason=str(self._context.reason),
+            )

@@ -25,13 +25,17 @@ BLOCKS = 64
 SMALL = Dims(layers=1, width=16, hidden=16, heads=2, kv_heads=1)
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it: no `Exception`."""
+
+
 class FaultyEngine(ExactEngine):
     """An exact engine whose next steps can be made to fail."""
 
-    failure: Exception | None = None
-    recovery_failure: Exception | None = None
-    release_failure: Exception | None = None
-    text_failure: Exception | None = None
+    failure: BaseException | None = None
+    recovery_failure: BaseException | None = None
+    release_failure: BaseException | None = None
+    text_failure: BaseException | None = None
     lost_tokens = 0
     recoveries = 0
     is_closed = False

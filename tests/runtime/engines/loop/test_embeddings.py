@@ -14,6 +14,7 @@ from tests.runtime.engines.loop.hosting import (
     SMALL,
     FaultyEngine,
     Gate,
+    Panic,
     collect,
     inline_hop,
     request,
@@ -30,6 +31,8 @@ class EmbeddingEngine(FaultyEngine):
     def embed(self, token_ids: list[int]) -> Iterator[bytes]:
         if 255 in token_ids:
             raise ValueError("no such vector")
+        if 254 in token_ids:
+            raise Panic("no such vector")
         yield from [b""] * (len(token_ids) - 1)
         yield bytes(token_ids)
 
@@ -57,8 +60,9 @@ async def test_each_has_its_own_and_a_failure_is_its_own_too() -> None:
             for number in range(5):
                 nursery.start_soon(embed, number)
         assert sorted(found) == sorted(bytes([n] * (n + 1)) for n in range(5))
-        with pytest.raises(EngineError, match="no such vector"):
-            await collect(host, asking(255))
+        for number in (254, 255):
+            with pytest.raises(EngineError, match="no such vector"):
+                await collect(host, asking(number))
         assert (await collect(host, asking(7)))[0].raw == b"\x07"
 
 

@@ -12,6 +12,7 @@ import trio.testing
 from tests.runtime.engines.loop.hosting import (
     BLOCKS,
     CONTEXT_TOKENS,
+    Panic,
     collect,
     gated_host,
     make_engine,
@@ -33,7 +34,10 @@ async def drain(deltas: AsyncIterator[Delta]) -> None:
         pass
 
 
-async def test_a_failed_step_fails_those_running_and_the_rest_goes_on() -> None:
+@pytest.mark.parametrize("kind", [ArithmeticError, Panic, SystemExit])
+async def test_a_failed_step_fails_those_running_and_the_rest_goes_on(
+    kind: type[BaseException],
+) -> None:
     engine = make_engine()
     async with open_host(engine, running_max=1) as host:
         outcomes: dict[int, list[Delta] | EngineError] = {}
@@ -44,24 +48,27 @@ async def test_a_failed_step_fails_those_running_and_the_rest_goes_on() -> None:
             except EngineError as error:
                 outcomes[number] = error
 
-        engine.failure = ArithmeticError("overflow in layer 3")
+        engine.failure = kind("overflow in layer 3")
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(ask, number)
         failed = [o for o in outcomes.values() if isinstance(o, EngineError)]
         assert [e.message for e in failed] == [
-            "a step failed with ArithmeticError: overflow in layer 3"
+            f"a step failed with {kind.__name__}: overflow in layer 3"
         ]
         assert sum(len(token_ids(o)) == 6 for o in outcomes.values() if isinstance(o, list)) == 2
         assert host.statistics().failures == 1
         await settle(host)
 
 
-async def test_an_engine_that_cannot_recover_refuses_all_later_requests_with_the_reason() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+async def test_an_engine_that_cannot_recover_refuses_all_later_requests_with_the_reason(
+    kind: type[BaseException],
+) -> None:
     engine = make_engine()
     async with open_host(engine, running_max=1) as host:
         engine.failure = RuntimeError("step")
-        engine.recovery_failure = RuntimeError("beyond repair")
+        engine.recovery_failure = kind("beyond repair")
 
         async def ask(reason: str) -> None:
             with pytest.raises(EngineError, match=reason):
@@ -91,13 +98,16 @@ async def test_an_engine_that_fails_to_release_a_slot_recovers_and_the_loop_goes
         await settle(host)
 
 
-async def test_a_token_without_text_fails_its_own_answer_and_no_other() -> None:
+@pytest.mark.parametrize("kind", [LookupError, Panic])
+async def test_a_token_without_text_fails_its_own_answer_and_no_other(
+    kind: type[BaseException],
+) -> None:
     engine = make_engine()
     async with open_host(engine) as host:
         async with aclosing(host.generate(request(max_tokens=100), Context("r"))) as deltas:
             await anext(deltas)
-            engine.text_failure = LookupError("no such token")
-            with pytest.raises(EngineError, match="has no text: LookupError: no such token"):
+            engine.text_failure = kind("no such token")
+            with pytest.raises(EngineError, match=rf"has no text: {kind.__name__}: no such token"):
                 await drain(deltas)
         engine.text_failure = None
         assert len(token_ids(await collect(host, request(max_tokens=4)))) == 4

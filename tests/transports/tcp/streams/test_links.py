@@ -288,12 +288,13 @@ async def test_a_worker_killed_from_within_does_not_wait_for_credit_longer_than_
 
         @nursery.start_soon
         async def worker() -> None:
-            async with client.call_home(on_link(port, window_bytes=4), context) as sender:
-                sender.open()
-                for _ in range(3):
-                    sender.send_nowait(b"item")
-                context.kill(Reason.WORKER_SHUTDOWN)
-                sender.finish()
+            with pytest.raises(KilledError, match="before its caller had taken the whole"):
+                async with client.call_home(on_link(port, window_bytes=4), context) as sender:
+                    sender.open()
+                    for _ in range(3):
+                        sender.send_nowait(b"item")
+                    context.kill(Reason.WORKER_SHUTDOWN)
+                    sender.finish()
 
         link = await port.accept_link()
         heard = [await link.hear() for _ in range(4)]
