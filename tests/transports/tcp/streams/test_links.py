@@ -288,7 +288,7 @@ async def test_a_worker_killed_from_within_does_not_wait_for_credit_longer_than_
 
         @nursery.start_soon
         async def worker() -> None:
-            with pytest.raises(KilledError, match="before its caller had taken the whole"):
+            with pytest.raises(KilledError, match="before its caller had"):  # noqa: PT012 -- leaving raises
                 async with client.call_home(on_link(port, window_bytes=4), context) as sender:
                     sender.open()
                     for _ in range(3):
