@@ -141,10 +141,10 @@ class StreamAttempt(Attempt):
         """See `Attempt`; items are decoded as they come."""
         await self.channel.forward(_Decoding(self._asked.decode, sink))
 
-    async def next(self) -> Any:
-        """The next item, instead of `forward`; raises `StopAsyncIteration` at the end."""
+    def decode(self, item: bytes) -> Any:
+        """One item of the channel, for who iterates it instead of `forward`."""
         try:
-            return self._asked.decode(await self.channel.__anext__())
+            return self._asked.decode(item)
         except UNDECODABLE as error:
             raise _undecodable(error) from error
 

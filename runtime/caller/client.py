@@ -332,11 +332,17 @@ class ResponseStream(Generic[T]):
         (`liveness.py`); `KilledError` if the context was killed, `DeadlineError` once its deadline
         is over, or what the handler raised.
         """
-        assert isinstance(self._attempt, StreamAttempt), "an upstream's answer is forwarded"
+        attempt, context = self._attempt, self._context
+        assert isinstance(attempt, StreamAttempt), "an upstream's answer is forwarded"
         try:
-            with self._context.in_time():
-                item: T = await self._attempt.next()
-                return item
+            if context.deadline == math.inf:
+                # Most have none, and items may come by the thousand.
+                raw = await attempt.channel.__anext__()
+            else:
+                with context.in_time():
+                    raw = await attempt.channel.__anext__()
+            item: T = attempt.decode(raw)
+            return item
         except _ITS_FAULT as error:
             self._client.router.fail(self.instance, error, self._context)
             raise
