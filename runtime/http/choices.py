@@ -102,6 +102,8 @@ class ChoiceSink(Sink[Delta]):
         super().__init__()
         self.keeps_all = to.keeps_all
         self._to, self._make_form = to, make_form
+        self.silence_count = 0
+        """See `Context`, of the tries before."""
         self._begin()
 
     def _begin(self) -> None:
@@ -214,8 +216,12 @@ class _Work:
     async def _answer(self, index: int, request: GenerateRequest) -> None:
         context, choice = self.delivery.context, self.sink.choices[index]
         with Context(f"{context.id}.{index}", parent=context) as own:
-            with own.scope as scope:
-                await self.forward(request, own, choice)
+            own.silence_count = choice.silence_count
+            try:
+                with own.scope as scope:
+                    await self.forward(request, own, choice)
+            finally:
+                choice.silence_count = own.silence_count
             if scope.cancelled_caught or own.cut_by:
                 raise self.delivery.end_cut(own)
             choice.finish()

@@ -167,6 +167,31 @@ async def test_choices_wait_for_each_other_where_a_worker_has_no_room_beside(ser
     assert sum(bool(e["choices"][0]["finish_reason"]) for e in events_of(answer.text)) == 5
 
 
+async def test_how_many_fell_silent_over_a_choice_is_known_when_it_is_asked_for_anew(
+    serve: Any,
+) -> None:
+    """After two no third one is asked: it may be what blocks them."""
+    counts: list[int] = []
+    is_tried = trio.Event()
+
+    async def silent_once(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        if context.id.endswith(".0"):
+            await is_tried.wait()
+        else:
+            counts.append(context.silence_count)
+            is_tried.set()
+            if len(counts) == 1:
+                context.silence_count += 1
+                raise OverloadedError("the others are full")
+        yield Delta("x", [1], FinishReason.STOP)
+
+    running = await serve(silent_once)
+    async with running.client() as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT | {"n": 2})
+    assert len(answer.json()["choices"]) == 2
+    assert counts == [0, 1]
+
+
 async def test_a_client_that_leaves_ends_all_of_its_choices(serve: Any) -> None:
     async def endless(_: GenerateRequest, __: Context) -> AsyncGenerator[Delta, None]:
         while True:
