@@ -18,6 +18,7 @@ import msgspec
 from ..context import Context
 from ..kv.pool import block_count_for
 from ..metrics.tallies import Registry, Row
+from ..nurseries import is_failure
 from ..protocol.kv.events import KvEvent
 from ..protocol.kv.names import BlockNames
 from ..protocol.openai.generate import (
@@ -136,7 +137,9 @@ def read_statistics(engine: GenerationEngine) -> EngineStatistics:
     """For those who show it; empty, and a line in the log, if the engine, which is user code, raises."""
     try:
         return engine.statistics()
-    except Exception:  # noqa: BLE001 -- whatever it is, others are shown all the same
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         _log.exception("the statistics of engine %s cannot be read", engine.info.engine)
         return EngineStatistics()
 

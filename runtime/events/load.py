@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from ..logs.notices import LogNotices
-from ..nurseries import open_nursery
+from ..nurseries import is_failure, open_nursery
 from ..planes import EventPlane
 from ..protocol.discovery.instances import EndpointName
 from .source import EventSource, topic_of
@@ -95,7 +95,9 @@ class LoadSource:
         """The report of now; None if it cannot be read: engines are user code."""
         try:
             self._last = _encode(self._read())
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it must end nothing
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             self._skipped()
             self._notices.warn("a load report is skipped", repr(error))
             return None

@@ -79,6 +79,7 @@ class Unreadable:
     """An engine of one's own whose statistics raise."""
 
     info = EngineInfo(engine="own", model="own", context_tokens_max=64)
+    kind: type[BaseException] = ZeroDivisionError
 
     async def generate(
         self, request: GenerateRequest, context: Context
@@ -89,14 +90,16 @@ class Unreadable:
         yield Delta(finish_reason=FinishReason.STOP)
 
     def statistics(self) -> EngineStatistics:
-        raise ZeroDivisionError("nothing was counted")
+        raise self.kind("nothing was counted")
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit])
 async def test_statistics_that_raise_refuse_a_request_and_end_nothing(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     """The process goes on, and so do streams, load reports are skipped, and pages are shown."""
     engine, asked = Unreadable(), GenerateRequest(model="own", prompt="x")
+    engine.kind = kind
     wanted: dict[str, Any] = {"router__policy": "least_loaded"}
     async with open_process(OneProcess(), serving=True, **wanted) as process:
         await process.serve(NAME, engine.generate, request_type=GenerateRequest, engine=engine)
