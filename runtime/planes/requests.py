@@ -192,6 +192,10 @@ class RequestService(Protocol):
         """Run a unary request and return its encoded result; raises a `TrinamoError`."""
         ...
 
+    def is_for_workers(self, endpoint: str) -> bool:
+        """Whether only workers may ask for it: a server that knows who asks refuses others."""
+        ...
+
     def cancel(
         self,
         request_id: str,

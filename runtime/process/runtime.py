@@ -146,7 +146,7 @@ class Runtime:
         payload_bytes_max: float = math.inf,
         metadata: Mapping[str, str] | None = None,
         engine: GenerationEngine | None = None,
-        bounds_itself: bool = False,
+        for_workers: bool = False,
     ) -> Instance:
         """Serve a streaming endpoint and register it; returns once it can be found.
 
@@ -155,15 +155,15 @@ class Runtime:
         `engine` is what the handler asks: requests for another model than its own are refused, its
         load and its KV blocks are told to routers (`worker/reports.py`), and `/metrics` shows them.
         A request of more than `payload_bytes_max` bytes is refused before it is decoded. An
-        endpoint that `bounds_itself` is for what other processes ask of this one: its handler refuses,
-        and neither `worker.requests_max` nor an orderly end does.
+        endpoint `for_workers` is what other workers ask of this one: its handler refuses, and neither
+        `worker.requests_max` nor an orderly end does; where `security.tls` tells roles apart, others may not ask.
         """
         served = Endpoint(
             endpoint,
             request_type,
             stream=handler,
             payload_bytes_max=payload_bytes_max,
-            bounds_itself=bounds_itself,
+            for_workers=for_workers,
         )
         return await self._serve(served, metadata, engine)
 
@@ -206,7 +206,7 @@ class Runtime:
         request_type: Any = Any,
         input_type: Any = Any,
         metadata: Mapping[str, str] | None = None,
-        bounds_itself: bool = False,
+        for_workers: bool = False,
     ) -> Instance:
         """As `serve`; the handler also takes an iterator over what `Client.exchange` sends."""
         served = Endpoint(
@@ -214,7 +214,7 @@ class Runtime:
             request_type,
             bidirectional=handler,
             input_type=input_type,
-            bounds_itself=bounds_itself,
+            for_workers=for_workers,
         )
         return await self._serve(served, metadata)
 

@@ -49,8 +49,9 @@ class Endpoint:
     """Of one input item."""
     payload_bytes_max: float = math.inf
     """A longer payload is refused before it is decoded."""
-    bounds_itself: bool = False
-    """Who serves it refuses its requests himself: no bound here does, and no drain. They take nobody's place."""
+    for_workers: bool = False
+    """Other workers ask it of this one. Who serves it refuses its requests himself: no bound here does,
+    and no drain. They take nobody's place. Who asks and proves to be no worker is refused."""
     model: str = ""
     """The one model it serves; a request whose field `model` names another is refused."""
     check_room: Callable[[], None] = _has_room

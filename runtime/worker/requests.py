@@ -40,7 +40,8 @@ class RequestTable:
     a cancel may overtake its request, and the last few thousand requests are remembered, so that the
     service need not remember the cancel of one that has been here.
 
-    Where a request comes by a link, `answering` opens the streams for it on the same one.
+    Where a request comes by a link, `answering` opens the streams for it on the same one. Who asks and is
+    no worker, as his certificate says, is refused what is for workers.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RequestTable:
         reserve: Callable[[int], bool] = lambda _: True,
         give_back: Callable[[int], None] = lambda _: None,
         answering: CallHome | None = None,
+        is_worker: bool = True,
     ) -> None:
         self._service = service
         self._nursery = nursery
@@ -62,6 +64,7 @@ class RequestTable:
         self._reserve = reserve
         self._give_back = give_back
         self._answering = answering
+        self._is_worker = is_worker
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._unary: dict[str, bool] = {}
         """Those that run now, and whether their answers are wanted."""
@@ -91,6 +94,11 @@ class RequestTable:
             self._seen.popitem(last=False)
         if reply is None:
             raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
+        if not self._is_worker and self._service.is_for_workers(envelope.endpoint):
+            message = (
+                f"{envelope.endpoint} is for workers, and your certificate says that you are none"
+            )
+            return RequestAnswer(id=envelope.id, status=AckStatus.INVALID, message=message)
         if envelope.kind is not RequestKind.UNARY:
             return self._admit(envelope, payload)
         if envelope.id in self._unary:

@@ -168,6 +168,10 @@ class Worker:
         finally:
             self._end(context, record)
 
+    def is_for_workers(self, endpoint: str) -> bool:
+        found = self._endpoints.get(endpoint)
+        return found is not None and found.for_workers
+
     def cancel(
         self,
         request_id: str,
@@ -198,7 +202,7 @@ class Worker:
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if self.admitted_count >= self.requests_max and not endpoint.bounds_itself:
+        if self.admitted_count >= self.requests_max and not endpoint.for_workers:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
@@ -222,8 +226,7 @@ class Worker:
     def _absence(self, envelope: Envelope) -> RequestAnswer | None:
         """A refusal that a retry cannot change: it leaves, or is not the one that is meant."""
         endpoint = self._endpoints.get(envelope.endpoint)
-        bounds_itself = endpoint is not None and endpoint.bounds_itself
-        if self._nursery is None or (self._draining and not bounds_itself):
+        if self._nursery is None or (self._draining and not self.is_for_workers(envelope.endpoint)):
             status, message = AckStatus.DRAINING, "this worker is shutting down"
         elif endpoint is None:
             status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"
@@ -254,7 +257,7 @@ class Worker:
         context.on_change(changed)
         self._listeners[envelope.id] = changed
         self._active[envelope.id] = context
-        if self._endpoints[envelope.endpoint].bounds_itself:
+        if self._endpoints[envelope.endpoint].for_workers:
             self._placeless.add(envelope.id)
         self._env.note("worker.begin", request=envelope.id)
         return context

@@ -19,25 +19,33 @@ import msgspec
 import trio
 
 from trinamo.runtime.caller.record import InstanceStatus
+from trinamo.runtime.caller.unary import UnaryAttempt
+from trinamo.runtime.context import Context
 from trinamo.runtime.errors import ConnectError, RemoteProtocolError
 from trinamo.runtime.events.load import WorkerState
 from trinamo.runtime.events.source import event_subject, topic_of
+from trinamo.runtime.protocol.disaggregation.messages import Claim
 from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX, EndpointName
 from trinamo.runtime.protocol.events.sequence import SequencedEvent, encode_event
 from trinamo.runtime.protocol.streams.codec import FrameDecoder, encode_frame
 from trinamo.runtime.protocol.streams.control import Handshake
 from trinamo.runtime.protocol.streams.link_frames import Kind, Opening, encode_item, encode_opening
 from trinamo.runtime.protocol.streams.membership import Purpose, encode_hello
-from trinamo.runtime.protocol.streams.request import StreamType
+from trinamo.runtime.protocol.streams.request import (
+    AckStatus,
+    ConnectionInfo,
+    Envelope,
+    StreamType,
+)
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.sockets.wire import open_wire, send_all
-from trinamo.transports.tcp import TcpOptions
+from trinamo.transports.tcp import TcpOptions, open_request_plane
 from trinamo.transports.tcp.greeting import greet
 
 from ..core.host import current_host_name
 from ..core.world import World
 from ..env import SimEnv
-from .memory import SECRET, fleet_of
+from .memory import SECRET, fleet_of, tcp_options_of
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -149,6 +157,28 @@ async def _overwrite(act: str, secrets: list[bytes], cluster: Cluster) -> str:
     return "ignored"
 
 
+async def _claim(cluster: Cluster) -> str:
+    """Ask each worker for a prompt as a prefill worker does; says whether one lets that be asked."""
+    name, env = current_host_name(), SimEnv(cluster.world, "byzantine.frontend_s_claim")
+    config, asked = cluster.plan.config, 0
+    claim = msgspec.msgpack.encode(Claim(id=UNKNOWN, descriptor=None))
+    nowhere = ConnectionInfo(f"{name}:1", UNKNOWN, StreamType.RESPONSE)
+    async with (
+        cluster.services.open_control(config, env) as control,
+        open_request_plane(tcp_options_of(config, name, env), env) as plane,
+    ):
+        for entry in (await control.range(INSTANCE_PREFIX)).entries:
+            told = json.loads(entry.value.partition(b"\n")[0])
+            if told.get("metadata", {}).get("for") == "handoff":
+                asked += 1
+                request = Envelope(id=f"claim{asked}", endpoint=told["endpoint"], response=nowhere)
+                attempt = UnaryAttempt(Context(request.id))
+                answer, _ = await attempt.run(plane, told["transports"]["tcp"], request, claim)
+                if answer.status is AckStatus.ACCEPTED:
+                    return "let in"
+    return "refused" if asked else "nobody to ask"
+
+
 async def _forged_report(cluster: Cluster) -> str:
     """Say of each worker that it drains; says whether a frontend believes it."""
     env = SimEnv(cluster.world, "byzantine.forged_report")
@@ -214,6 +244,7 @@ SAID: Final = {
 TOLD_TO_ALL: Final[dict[str, Callable[[Cluster], Awaitable[str]]]] = {
     "unsigned_entry": partial(_overwrite, "unsigned_entry", []),
     "frontend_s_entry": partial(_overwrite, "frontend_s_entry", [SECRET]),
+    "frontend_s_claim": _claim,
     "forged_report": _forged_report,
     "repeated_report": _repeated_report,
 }

@@ -73,7 +73,8 @@ def fleet_of(config: Config, name: str, env: Env) -> Fleet | None:
     from trinamo.transports.security.identity import Authority  # noqa: PLC0415
     from trinamo.transports.security.roles import Role  # noqa: PLC0415
 
-    roles = (Role.WORKER, Role.PREFILL) if name.startswith("worker") else (Role.FRONTEND,)
+    serves = name.startswith(("worker", "prefill"))
+    roles = (Role.WORKER, Role.PREFILL) if serves else (Role.FRONTEND,)
     authority = Authority.derived(FLEET)
     issued, key = authority.issue([role.uri for role in roles], env, after_s=VALID_S)
     now = env.clock.wall()

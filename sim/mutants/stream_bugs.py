@@ -182,6 +182,10 @@ def proof_unchecked() -> list[Patch]:
 stands("diallers_role_unread", (Fleet, "check_dialler", NOTHING))
 
 
+# What is for workers alone is for whoever may ask something.
+stands("askers_role_unread", (Fleet, "is_worker", lambda *_: True))
+
+
 @bug
 def change_admits_nobody() -> list[Patch]:
     """While a cluster changes over, certificates count alone."""

@@ -153,6 +153,11 @@ class Fleet(Shown):
                 f" {role_names(wanted)}"
             )
 
+    def is_worker(self, peer: Sequence[str]) -> bool:
+        """Whether who was let in is one that answers requests, too."""
+        roles = roles_in(peer)
+        return bool(roles & LISTENS[Purpose.REQUESTS]) or (self.admits_secret and not roles)
+
     def check_listener(self, peer: Sequence[str], purpose: Purpose, name: str) -> None:
         """See `Shown`: who has the role may say which instance it is."""
         roles, wanted = roles_in(peer), LISTENS[purpose]

@@ -13,7 +13,7 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -23,6 +23,8 @@ class Wire(Protocol):
     """One open connection. All methods but `abort` raise `OSError` once it is broken."""
 
     socket: trio.socket.SocketType
+    peer: Sequence[str]
+    """What the certificate of the other end calls it; in clear nothing."""
 
     @property
     def seal(self) -> Callable[[bytes | memoryview], bytes] | None:
@@ -86,6 +88,7 @@ def abort(sock: trio.socket.SocketType) -> None:
 class _Plain:
     __slots__ = ()
     seal = None
+    peer: Sequence[str] = ()
 
     def farewell(self) -> bytes:
         return b""
@@ -236,9 +239,20 @@ async def shake_hands(wire: Wire, session: TlsSession) -> None:
 class SealedWire:
     """See `Wire`: in clear on this side, once hands were shaken."""
 
-    __slots__ = ("_first", "_session", "_wire", "farewell", "seal", "send", "socket", "wait_room")
+    __slots__ = (
+        "_first",
+        "_session",
+        "_wire",
+        "farewell",
+        "peer",
+        "seal",
+        "send",
+        "socket",
+        "wait_room",
+    )
 
-    def __init__(self, wire: Wire, session: TlsSession) -> None:
+    def __init__(self, wire: Wire, session: TlsSession, peer: Sequence[str] = ()) -> None:
+        self.peer = peer
         self.socket, self.send, self.wait_room = wire.socket, wire.send, wire.wait_room
         self.seal, self.farewell = session.seal, session.close
         self._wire, self._session = wire, session

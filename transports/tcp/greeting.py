@@ -76,10 +76,9 @@ async def greet(
     try:
         await send_all(wire, hello)
         identity: Shown | None = None
-        peer: list[str] = []
         if options.secret:
             identity = options.shown(purpose.uri(""), env)
-            wire, peer = await _seal(wire, identity, dials=True)
+            wire = await _seal(wire, identity, dials=True)
         name = decode_welcome(await _hear(wire, lambda heard: wanted_bytes(heard, hello)), hello)
     except ssl.SSLCertVerificationError as error:
         raise ConnectError(
@@ -98,7 +97,7 @@ async def greet(
         raise ImpostorError(f"{address}: {error.message}") from error
     if identity is not None:
         try:
-            identity.check_listener(peer, purpose, name)
+            identity.check_listener(wire.peer, purpose, name)
         except ImpostorError as error:
             raise ImpostorError(f"{address}: {error.message}") from error
     return wire, name
@@ -114,8 +113,8 @@ async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, n
         check_hello(hello, purpose, sealed=bool(options.secret))
         if options.secret:
             identity = options.shown(purpose.uri(name), env)
-            wire, peer = await _seal(wire, identity, dials=False)
-            identity.check_dialler(peer, purpose)
+            wire = await _seal(wire, identity, dials=False)
+            identity.check_dialler(wire.peer, purpose)
     except EOFError:
         raise RemoteProtocolError("the connection ended before its greeting") from None
     except ssl.SSLError as error:
@@ -130,11 +129,11 @@ async def welcome(wire: Wire, options: TcpOptions, env: Env, purpose: Purpose, n
     return wire
 
 
-async def _seal(wire: Wire, identity: Shown, *, dials: bool) -> tuple[Wire, list[str]]:
-    """Shake hands: what is sealed, and who is at the other end."""
+async def _seal(wire: Wire, identity: Shown, *, dials: bool) -> Wire:
+    """Shake hands: what is sealed, and knows who is at the other end."""
     session = identity.session(dials=dials)
     await shake_hands(wire, session)
-    return SealedWire(wire, session), identity.peer_of(session)
+    return SealedWire(wire, session, identity.peer_of(session))
 
 
 async def _hear(wire: Wire, wanted: Callable[[bytes], int]) -> bytes:

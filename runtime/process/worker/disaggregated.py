@@ -134,7 +134,7 @@ class DecodeRole(_Role):
                 decode_first.lend,
                 request_type=Claim,
                 metadata={**metadata, "for": "handoff"},
-                bounds_itself=True,
+                for_workers=True,
             )
             task_status.started(self._engine(decode_first, prefills))
             await trio.sleep_forever()

@@ -78,7 +78,7 @@ async def lend_weights(
                 input_type=Want,
                 metadata={**metadata, "for": "weights"},
                 # A full worker is whom those come to help that need its file.
-                bounds_itself=True,
+                for_workers=True,
             )
             for sha256, card in lender.cards(config.worker.namespace):
                 await runtime.publish(weights_key(sha256, instance.id), encode_weights_card(card))

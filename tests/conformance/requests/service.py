@@ -19,6 +19,7 @@ from trinamo.runtime.protocol.streams.request import (
     raise_for_nack,
 )
 
+WORKERS_ONLY = "workers_only"
 HOME = ConnectionInfo("127.0.0.1:1", "subject", StreamType.RESPONSE)
 
 
@@ -48,6 +49,9 @@ class Service:
                 id=envelope.id, status=AckStatus(name), message=text, instance_id=whom
             )
         return RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED)
+
+    def is_for_workers(self, endpoint: str) -> bool:
+        return endpoint.endswith(WORKERS_ONLY)
 
     async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
         self.running += 1

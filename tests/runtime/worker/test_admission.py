@@ -200,7 +200,7 @@ async def test_what_is_a_part_of_others_takes_no_place_of_a_request() -> None:
     worker = Worker(lone_client(), RealEnv(), instance_id="1", requests_max=1)
     part = EndpointName("a", "b", "parts")
     worker.add(Endpoint(NAME, stream=sleeper))
-    worker.add(Endpoint(part, stream=sleeper, bounds_itself=True))
+    worker.add(Endpoint(part, stream=sleeper, for_workers=True))
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
 

@@ -17,17 +17,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from tests.conformance.requests.service import WORKERS_ONLY, Service, stream, unary
 from tests.transports.security.fleets import FleetOfTest, Step
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
 from tests.transports.security.test_signed import ED25519, ONE, VALUE, value
 from tests.transports.tcp.ends import eventually, options
 from tests.transports.tcp.test_greeting import NAME, between, flipping, greeted_by, listening
+from trinamo.runtime.caller.unary import UnaryAttempt
 from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig, load_config
+from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
 from trinamo.runtime.metrics.metrics import Metrics
-from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.planes import ControlPlane, RequestPlane
 from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
+from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer
 from trinamo.runtime.protocol.undecodable import Unsigned
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
@@ -42,6 +46,7 @@ from trinamo.transports.security.identity import (
 from trinamo.transports.security.roles import DIALS, LISTENS, WRITES, Role
 from trinamo.transports.security.signed import signed_control
 from trinamo.transports.sockets.wire import TlsSession, send_all
+from trinamo.transports.tcp import open_request_plane, open_request_server
 from trinamo.transports.tcp.greeting import dial_member
 from trinamo.transports.tcp.sockets import TcpOptions
 
@@ -188,6 +193,37 @@ async def test_roles_decide_who_listens_and_who_asks(
                 await dial()
         else:
             assert await dial() == NAME
+
+
+@pytest.mark.parametrize("kind", ["stream", "unary"])
+async def test_what_is_for_workers_is_refused_to_whose_certificate_says_another_role(
+    fleet: FleetOfTest, kind: str
+) -> None:
+    service = Service()
+    server = open_request_server(using(fleet.member("worker")), RealEnv(), instance_id="a1")
+    ask = stream if kind == "stream" else unary
+    async with server as listening, trio.open_nursery() as nursery:
+        await nursery.start(listening.serve, service)
+        for role in Role:
+            ours = using(fleet.member(role, name=f"asks-as-{role}"))
+            async with open_request_plane(ours, RealEnv()) as plane:
+                anybody = await answer_to(plane, listening.address, ask(f"{role}1"))
+                workers = await answer_to(plane, listening.address, ask(f"{role}2", WORKERS_ONLY))
+            assert anybody.status is AckStatus.ACCEPTED
+            if role in LISTENS[Purpose.REQUESTS]:
+                assert workers.status is AckStatus.ACCEPTED
+            else:
+                assert workers.status is AckStatus.INVALID
+                assert (
+                    "is for workers, and your certificate says that you are none" in workers.message
+                )
+        nursery.cancel_scope.cancel()
+
+
+async def answer_to(plane: RequestPlane, address: str, envelope: Envelope) -> RequestAnswer:
+    with trio.fail_after(5):
+        answer, _ = await UnaryAttempt(Context(envelope.id)).run(plane, address, envelope, b"")
+    return answer
 
 
 async def test_a_frontend_is_no_worker_and_a_worker_is(fleet: FleetOfTest) -> None:

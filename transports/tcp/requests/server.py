@@ -109,6 +109,7 @@ class _Caller:
     ) -> None:
         self._server = server
         self.link = Link(wire, server.options, taken=self._take)
+        fleet = server.options.fleet
         self._requests = RequestTable(
             service,
             nursery,
@@ -117,6 +118,7 @@ class _Caller:
             reserve=self._reserve,
             give_back=self._give_back,
             answering=AnsweringLink(self.link, server.options),
+            is_worker=fleet is None or fleet.is_worker(wire.peer),
         )
 
     async def run(self) -> None:
