@@ -1,6 +1,6 @@
 """One attempt of a request at one instance, from its envelope to its end.
 
-Which instance is tried, and which after that, is `client.py`'s business. While an attempt waits,
+Which instance is tried, and which after that, is `search.py`'s business. While an attempt waits,
 the liveness of its instance is watched (`liveness.py`), and what is found out ends the wait.
 """
 

@@ -1,9 +1,10 @@
 """The caller's end: one request out, one response stream in.
 
-`Client.stream` chooses an instance, delivers the request, and waits for the instance to begin its
-answer, watching all the while the request's context, the instance's presence in discovery, and the
-connection. Until the first item has come, a failed attempt is tried on another instance; after that
-the stream belongs to its instance (an answer may go on in another one: `migration.py`).
+Entered, what `Client.stream` returns chooses an instance (`search.py`), delivers the request
+(`attempts.py`), and waits for the instance to begin its answer, watching all the while the request's
+context, the instance's presence in discovery, and the connection. Until the answer begins, a failed
+attempt is tried on another instance; after that the stream belongs to its instance (an answer may go
+on in another one: `migration.py`).
 """
 
 from __future__ import annotations

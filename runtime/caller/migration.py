@@ -165,8 +165,8 @@ def may_migrate(error: TrinamoError, progress: Progress) -> ReplayVerdict:
 class MigratingAnswer(Sink[Delta]):
     """One answer on its way to `sink`: as a sink, it writes down what every stream brings.
 
-    `servers` says who may be asked now, None for anybody, and `is_replaced` whether their tokens are others
-    than those of whom it began with: they go on with nothing. `tell` is called with the id of each worker
+    `servers` says who may be asked now, None for anybody, and `is_replaced` whether they would make other
+    tokens than those of whom it began with: then they may not go on with it. `tell` is called with the id of each worker
     that takes the request up, and how many blocks of the prompt it had, if that is known, and `accepted`
     as by `Client.stream`; `hint` makes
     what the router is told about the prompt, once a stream.

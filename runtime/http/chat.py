@@ -36,7 +36,7 @@ from ..protocol.openai.answers import AnswerFormat
 from ..protocol.openai.fields import UnknownFields
 from ..protocol.openai.generate import GenerateRequest, ModelCard, PassedRequest, check_features
 from ..protocol.openai.passing import decode_passed
-from ..protocol.openai.requests import CONTEXT_TOKENS_MAX, BodyRequest
+from ..protocol.openai.requests import CHOICES_MAX, CONTEXT_TOKENS_MAX, BodyRequest
 from ..traces.ring import Traces
 from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
@@ -75,8 +75,6 @@ UNKNOWN_FIELDS_HEADER: Final = b"x-trinamo-unknown-fields"
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client left before it had any; nobody is sent it."""
-_CHOICES_MAX: Final = 128
-"""Of an answer of which only the upstream can tell; OpenAI's own bound."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -489,7 +487,7 @@ def _tokens_max(choices: Sequence[GenerateRequest], card: ModelCard) -> int:
     """Of the whole answer, as far as it can be told here."""
     first, context_tokens_max = choices[0], card.context_tokens_max or CONTEXT_TOKENS_MAX
     if first.passed is not None:
-        return context_tokens_max * (first.passed.choices or _CHOICES_MAX)
+        return context_tokens_max * (first.passed.choices or CHOICES_MAX)
     tokens_max = context_tokens_max if first.max_tokens is None else first.max_tokens
     return min(tokens_max, context_tokens_max) * len(choices)
 

@@ -64,7 +64,7 @@ class Head(Protocol):
 
 
 class HttpExchange(abc.ABC):
-    """One request and its answer. Used by one task, but for `on_gone`.
+    """One request and its answer. Read by one task; written by it, or by whoever has the answer's next piece.
 
     What framing has in common; a connection knows where a body ends, and how an answer is framed.
     """

@@ -1,4 +1,4 @@
-"""Exception to HTTP status and error body: the only table of HTTP codes.
+"""Exception to HTTP status and error body: the only table of an error's status.
 
 Also the two forms an error takes on the wire: a JSON body before the first byte of an answer, an
 event after it. Messages of our own bugs stay in the log; clients get a sentence without insides.

@@ -153,7 +153,7 @@ class CallHome(Protocol):
     def call_home(
         self, connection: ConnectionInfo, context: Context
     ) -> AbstractAsyncContextManager[ResponseSender]:
-        """Dial the caller, greet, and hold the stream until all that is queued is sent.
+        """Open the response stream, on the link of its request or by dialling, and hold it until all is sent.
 
         Stop and Kill from the caller, and its death, reach `context` while inside. Raises
         `ConnectError` if the caller cannot be reached, and `KilledError` if the request is killed

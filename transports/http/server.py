@@ -1,7 +1,7 @@
 """Listening, the bound of connections, and the end: what every server of HTTP here has in common.
 
 Who speaks HTTP on an accepted connection is a matter of `driver.py`. What this file does not do:
-routes (`http/app.py`) and the drain of requests (`http/service.py`).
+routes (`runtime/http/app.py`) and the drain of requests (`runtime/http/service.py`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Server:
     """Serves `app` until `close()`. One object serves once.
 
     Of `config`, `header_bytes_max` bounds a request's head (431), `connections_max` the open
-    connections (one more takes the place of the oldest idle one; it is a 503 with OpenAI's body
-    while every request is being answered), `keep_alive_s` an idle connection and a head that does
+    connections (one more takes the place of one that is not being answered: `ConnectionTable.take`; it
+    is a 503 with OpenAI's body while all are), `keep_alive_s` an idle connection and a head that does
     not come, `write_timeout_s` a client that does not take its answer, `peer_timeout_s` a peer that
     vanished while nothing was on its way to it. `hosts` are the names that it is called by: see
     `driver.py`. `handlers` answer their method and path in place of `app`.
@@ -188,7 +188,7 @@ class Server:
         await keep_renewed(certificates, self._metrics, "http", tls.renewal_interval_s)
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
-        """Say 503 to a connection over the limit, none of which is idle."""
+        """Say 503 to a connection over the limit, all of which are being answered."""
         if self._certificates is not None or self._refusing >= REFUSALS_MAX:
             # Words would need a handshake, which is what there is too much of.
             await trio.aclose_forcefully(stream)

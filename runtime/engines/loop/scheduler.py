@@ -3,7 +3,7 @@
 What moves about is a `TokenSequence`; its text, sink and context belong to `answer.py`. Sans-IO and
 synchronous: `plan()` decides one step, `advance()` records what came of it, and
 between the two nothing here changes hands, so blocks that a running step reads or writes are
-never given to anyone else. `host.py` is the driver.
+never given to anyone else. `steps.py` is the driver.
 
 The rules:
 

@@ -4,10 +4,10 @@ Every inference request is a child context of one root, so that a shutdown reach
 
 A request waits while `requests_max` are in flight, while nobody who serves its model is there, and
 while every worker of it is busy or has refused one more. Places go round the parties (`shares.py`),
-and to the requests of one party for one model in the order of arrival; nobody waits behind somebody
-whose model lets nobody in. A line is not let in at once: one goes first, and each that a worker
-takes lets two more follow, until a worker refuses one, which then stands first again. Behind it one
-more is tried now and then, for it may be refused wherever there is room.
+and to the requests of one party for one model in the order of arrival: each model has a line of its
+own. Behind a refusal one request of the line is let in, and each that a worker takes lets two more
+follow, until a worker refuses one, which then stands first again. Behind it one more is tried now
+and then, for the first may be refused wherever there is room.
 
 Who leaves the queue, whatever the reason, leaves nothing in it. All is decided synchronously, in
 `Admission.enter` and `AdmissionQueue.settle`, and awaited in `AdmissionQueue.wait`; the service

@@ -100,8 +100,8 @@ class RoutedEngine:
 
         Only `worker` is asked, if it is named. `took` is called with the id of the one that
         answers, and how many blocks of the prompt it had, if that is known, before its first delta;
-        `accepted` once a worker has it that says itself whether it has room, as one before another
-        server does not.
+        `accepted` once a worker has taken it; not by workers in front of another server, which cannot
+        tell.
         """
         kv = self.client.router.kv
         await MigratingAnswer(
@@ -314,7 +314,7 @@ class ModelManager:
         self._add(model, ModelKind.COMPLETIONS, engine, created)
 
     def add_model(self, card: ModelCard, engine: Engine) -> None:
-        """Serve what `card` offers, on both endpoints or on one; all of it or, if taken, nothing.
+        """Serve what `card` offers, on each endpoint of its kinds; all of it or, if taken, nothing.
 
         Raises `ModelAlreadyExistsError`.
         """
@@ -353,7 +353,7 @@ class ModelManager:
         self._remove(model, ModelKind.COMPLETIONS)
 
     def remove_model(self, model: str) -> None:
-        """Serve `model` on neither endpoint any more; raises `ModelNotFoundError`.
+        """Serve `model` on no endpoint any more; raises `ModelNotFoundError`.
 
         Requests already running keep its engine.
         """

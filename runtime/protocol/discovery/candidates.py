@@ -204,7 +204,7 @@ class Policy(enum.StrEnum):
     RANDOM = "random"
     """Any, drawn for each request."""
     DIRECT = "direct"
-    """The one that the request names (over HTTP in `X-Trinamo-Worker`), even if it failed just now."""
+    """Only the one that the request names (over HTTP in `X-Trinamo-Worker`), even if it failed just now; others may be named, too."""
     LEAST_LOADED = "least_loaded"
     """The fewest requests under way; the first of the least loaded after the last pick."""
     POWER_OF_TWO = "power_of_two"

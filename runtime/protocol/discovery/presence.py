@@ -100,7 +100,7 @@ or as FAILED"""
 
 
 class InFlight(ABC):
-    """One request under way to one instance."""
+    """One request under way to one instance, as `Liveness` looks at it while it waits."""
 
     __slots__ = ("count", "is_lost", "is_waiting", "payload_bytes", "sent_at", "since")
 

@@ -2,7 +2,7 @@
 
 Clients may decode with the types the server encodes. One `ChatAnswer` or `CompletionAnswer` per
 choice: feed it every delta in order, take either the bytes of the events or, at the end, the whole
-answer; with tools `ToolAnswer` of `tool_calls.py` does. Sans-IO; who counts the tokens and sends what when is `runtime/http/chat.py`.
+answer; with tools `ToolAnswer` of `tool_calls.py` does. Sans-IO; who counts the tokens and sends what when is `runtime/http/streaming.py`.
 """
 
 from __future__ import annotations

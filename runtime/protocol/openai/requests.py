@@ -202,7 +202,7 @@ class SampledRequest(BodyRequest, frozen=True, kw_only=True):
 
 
 class SharedRequest(SampledRequest, frozen=True, kw_only=True):
-    """What both endpoints take."""
+    """What chats and completions take alike."""
 
     max_tokens: TokensMax | None = None
     stream: bool | None = None

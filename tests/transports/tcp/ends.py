@@ -58,7 +58,7 @@ def lone_client(using: TcpOptions | None = None) -> TcpClient:
 
 def task_count(server: TcpStreamServer) -> int:
     """Connections being served."""
-    return len(server._nursery.child_tasks)
+    return len(server.links) + server.gate.ungreeted_count
 
 
 def options(**changes: Any) -> TcpOptions:

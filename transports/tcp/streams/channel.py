@@ -1,4 +1,6 @@
-"""The caller's end of one response stream, between the connection's reader and the consumer.
+"""Where the items of one stream arrive, between the connection's reader and the consumer.
+
+Of a response that is at its caller, of an input at the worker.
 
 The reader puts items in by the batch, synchronously. A consumer either takes them out one by one,
 mostly without a schedule point, or gives a sink, which then gets each batch in the reader's own call;

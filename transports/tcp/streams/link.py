@@ -262,7 +262,7 @@ class LinkLane:
 
 
 class Link:
-    """One end of a link: the caller's if it is told what to do when a stream is `opened`, else the worker's.
+    """One end of a link: with `opened`, which takes a new stream, the caller's, without it the worker's.
 
     It closes its connection at the end of `run`.
 

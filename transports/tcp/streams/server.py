@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-import trio
-
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.env import Env
 from trinamo.runtime.errors import OverloadedError
@@ -40,12 +38,11 @@ class TcpStreamServer:
     What the envelope asks for is `data_plane.tcp.streams`: one link for all streams, or one for each.
     """
 
-    def __init__(self, options: TcpOptions, env: Env, nursery: trio.Nursery, address: str) -> None:
+    def __init__(self, options: TcpOptions, env: Env, address: str) -> None:
         self.options = options
         self.env = env
         self.address = address
         """`host:port` as advertised to workers."""
-        self._nursery = nursery
         self._registrations: dict[str, ResponseRegistration | InputRegistration] = {}
         self._left: dict[str, Reason] = {}
         """Why the last subjects were closed that no worker had called for: the oldest first."""
@@ -75,7 +72,7 @@ class TcpStreamServer:
         return sum(len(link.lanes) for link in self.links)
 
     def register(self, context: Context) -> ResponseRegistration:
-        """Open an unguessable subject for one response; use it as a context manager.
+        """Open an unguessable subject for one response, to be closed.
 
         Raises `OverloadedError` at `subjects_max` open ones.
         """
@@ -156,7 +153,7 @@ async def open_stream_server(options: TcpOptions, env: Env) -> AsyncIterator[Tcp
     """
     listener, address = await open_listener(options)
     async with listener, open_nursery() as nursery:
-        server = TcpStreamServer(options, env, nursery, address)
+        server = TcpStreamServer(options, env, address)
         async with open_nursery() as accepting:
             accepting.start_soon(server.gate.accept, listener, nursery)
             try:
