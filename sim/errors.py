@@ -62,7 +62,7 @@ class EndlessStep(BaseException):
     """
 
 
-def is_failure(error: BaseException) -> bool:
+def fails_run(error: BaseException) -> bool:
     """Whether this fails the run of whose code it leaves; else it is trio's to handle, as cancellation is.
 
     asyncio's own cancellation is a failure: by then trio-asyncio has made trio's of what trio cancelled.
@@ -76,8 +76,8 @@ def is_failure(error: BaseException) -> bool:
 def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
     """What of an error or group fails the run, and what (such as cancellation) is trio's to handle."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(is_failure)
-    return (error, None) if is_failure(error) else (None, error)
+        return error.split(fails_run)
+    return (error, None) if fails_run(error) else (None, error)
 
 
 def standing_for(error: BaseException) -> BaseException:

@@ -137,8 +137,8 @@ class Search:
             return
         # All that were there died at once, and are listed until their leases end: nothing was
         # tried, and there may be time to wait.
-        why, may_wait = self._error, self._patience is not None and self._named is None
-        if not (may_wait and isinstance(why, ConnectError)):
+        why = self._error
+        if self._patience is None or self._named is not None or not isinstance(why, ConnectError):
             raise why
         self._until = self._until or trio.current_time() + self._router.wait_s
         if trio.current_time() >= self._until:

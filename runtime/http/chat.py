@@ -154,7 +154,7 @@ class Inference:
         ):
             post = _Post(exchange, headers, inner_id, now, trace, leg)
             try:
-                await self._admit(post)
+                await self._serve(post)
             except ClientGoneError:
                 self._refused(post, CLIENT_GONE, "client_disconnect")
             except TrinamoError as error:
@@ -206,7 +206,7 @@ class Inference:
             **more,
         )
 
-    async def _admit(self, post: _Post) -> None:
+    async def _serve(self, post: _Post) -> None:
         """Look at the key, read the body, answer, and tell how it ended."""
         admission, exchange, config = self._admission, post.exchange, self._config
         key = None if admission.keys is None else admission.keys.check(exchange.headers)
@@ -228,7 +228,7 @@ class Inference:
             )
             admission.arrived(ticket)
             post.leg.mark("body")
-            record = await self._take_turns(post, body, ticket)
+            record = await self._answer(post, body, ticket)
         first_token_at = record.first_token_at
         self._ended(
             post,
@@ -244,7 +244,8 @@ class Inference:
             log.error("a request failed", exc_info=record.fault)
             forget_frames(record.fault)
 
-    async def _take_turns(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
+    async def _answer(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
+        """Wait for a place and have it answered; anew if every worker refuses it for want of room."""
         admission, came_at = self._admission, self._manager.metrics.now()
         parsed, silence_count = self._understand(post, body), 0
         while True:

@@ -32,7 +32,7 @@ from ..errors import (
     StepLimit,
     TimeLimit,
     Violation,
-    is_failure,
+    fails_run,
 )
 from .hints import broke_off, followed, hints_of, varying
 
@@ -160,7 +160,7 @@ def played(play: Play, choices: Choices | int, *, to_draw: bool = False) -> Play
         # The simulator itself is at fault, and the process is in no state to go on.
         raise
     except BaseException as caught:
-        if not is_failure(caught):
+        if not fails_run(caught):
             raise
         error = caught
     world = choices.world

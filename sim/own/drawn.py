@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from ..core.choices import Choices, ReplayChoices
 from ..core.world import World
-from ..errors import is_failure
+from ..errors import fails_run
 from ..explore.failure import BadFailureFile, Failure
 from .marked import MarkedTest, Options
 from .search import Found, examine
@@ -153,7 +153,7 @@ def _decisions_in(drawn: Mapping[str, Any]) -> Choices | None:
 
 def _fails_in_a_run(error: BaseException, choices: Choices) -> bool:
     world = choices.world
-    is_ours = is_failure(error) and not isinstance(error, HypothesisException)
+    is_ours = fails_run(error) and not isinstance(error, HypothesisException)
     return is_ours and isinstance(world, World) and world.has_run
 
 
