@@ -142,4 +142,5 @@ async def open_cluster(**changes: Any) -> AsyncIterator[Cluster]:
             await eventually(lambda: not any(c.open_count for c in cluster.calls.values()))
             await eventually(lambda: not any(r.in_flight for r in cluster.routers))
             assert home.registered_count == 0
+            assert not any(w._listeners or w._placeless for w in cluster.workers.values())
             nursery.cancel_scope.cancel()
