@@ -389,9 +389,12 @@ async def test_who_ended_a_request_is_what_it_is_counted_as_whatever_its_handler
         await worker.wait_idle()
         nursery.cancel_scope.cancel()
 
-    requests = worker._metrics.requests
-    counted = {code: requests.tally(str(name), code).value for code in ENDS}
+    metrics = worker._metrics
+    counted = {code: metrics.requests.tally(str(name), code).value for code in ENDS}
     assert counted == dict.fromkeys(ENDS, 1)
+    reasons = (Reason.DEADLINE, Reason.CONSUMER_DROPPED, Reason.WORKER_SHUTDOWN)
+    counted = {each: metrics.cancellations.tally(str(name), each).value for each in reasons}
+    assert counted == dict.fromkeys(reasons, 1)
 
 
 ENDS = (DeadlineError.code, KilledError.code, UnavailableError.code)
