@@ -22,7 +22,10 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "tests/runtime/caller/test_waits.py",
         "tests/runtime/caller/test_exchange.py",
     ),
-    "runtime/caller/migration.py": ("tests/runtime/caller/migration/test_*.py",),
+    "runtime/caller/migration.py": (
+        "tests/runtime/caller/migration/test_*.py",
+        "tests/transports/openai/test_going_on.py",
+    ),
     "runtime/caller/search.py": (
         "tests/runtime/caller/migration/test_search.py",
         "tests/runtime/caller/test_client.py",
@@ -48,8 +51,15 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
         "properties/blocks/test_settled_by_proof.py",
     ),
     "runtime/queues/consumer.py": ("tests/runtime/queues/test_consumer.py",),
-    "runtime/context.py": ("tests/runtime/test_context.py",),
-    "runtime/engines/loop/host.py": ("tests/runtime/engines/loop/test_host.py",),
+    "runtime/context.py": (
+        "tests/runtime/test_context.py",
+        "tests/runtime/caller/endings/test_deadline.py",
+    ),
+    "runtime/engines/loop/host.py": (
+        "tests/runtime/engines/loop/test_host.py",
+        "tests/runtime/engines/loop/test_hop.py",
+        "tests/runtime/http/dialects/test_tasks.py",
+    ),
     "runtime/engines/loop/scheduler.py": (
         "tests/runtime/engines/loop/test_scheduler.py",
         "tests/runtime/engines/loop/test_host.py",
@@ -86,6 +96,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runtime/protocol/discovery/presence.py": (
         "tests/runtime/protocol/discovery/test_presence.py",
+        "tests/runtime/protocol/discovery/test_breaker.py",
         "tests/runtime/caller/test_silence.py",
     ),
     "runtime/protocol/discovery/candidates.py": (
@@ -127,6 +138,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "transports/security/signatures.py": (
         "tests/transports/security/test_signed.py",
+        "tests/transports/security/test_fleet.py",
         "properties/protocols/test_discovery_entries.py",
     ),
     "transports/tcp/transfer/sealed.py": (

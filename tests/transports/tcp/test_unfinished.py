@@ -60,6 +60,19 @@ def request(number: int, payload_bytes: int) -> bytes:
     return in_parts(Kind.REQUEST, encode_envelope(unary(f"r{number}")), payload_bytes)
 
 
+async def test_room_that_comes_back_is_everybody_s_though_one_is_favoured() -> None:
+    """That one may hold more than there is, until its frame is whole: nobody waits for it beside room."""
+    budget, favoured, waits = ByteBudget(10), object(), object()
+    with trio.fail_after(PATIENCE_S):
+        await budget.grow("first", 8)
+        await budget.grow(favoured, 8)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(budget.grow, waits, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(budget._waiting) == 1
+            budget.give_back("first", 8)
+
+
 @asynccontextmanager
 async def serving(**changes: float) -> AsyncIterator[tuple[TcpRequestServer, Service, TcpOptions]]:
     using, service = options(**changes), Service()

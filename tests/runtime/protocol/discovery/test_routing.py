@@ -56,3 +56,11 @@ def test_of_two_that_are_drawn_the_less_loaded_is_taken() -> None:
     assert counts["a"] == 0
     assert 1800 < counts["b"] < 2200
     assert sum(counts.values()) == 3000
+
+
+def test_behind_those_that_were_tried_come_those_that_are_passed_over() -> None:
+    made = Candidates()
+    made.place(ord("a"), Standing.WELL)
+    made.place(ord("b"), Standing.OUT)
+    group, tried = made.asked([ord("a")])
+    assert chr(pick(Policy.RANDOM, group, tried, turn=0, load=int, rng=random.Random(7))) == "b"
