@@ -58,6 +58,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     "runtime/engines/loop/host.py": (
         "tests/runtime/engines/loop/test_host.py",
         "tests/runtime/engines/loop/test_hop.py",
+        "tests/runtime/engines/loop/test_handing_over.py",
         "tests/runtime/http/dialects/test_tasks.py",
     ),
     "runtime/engines/loop/scheduler.py": (
@@ -120,6 +121,7 @@ CORE: Final[dict[str, tuple[str, ...]]] = {
     "runtime/caller/router.py": (
         "tests/runtime/caller/test_router*.py",
         "tests/runtime/caller/test_client*.py",
+        "tests/runtime/caller/migration/test_search.py",
     ),
     "runtime/worker/worker.py": (
         "tests/runtime/worker/test_*.py",
