@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -22,7 +23,12 @@ from tests.runtime.engines.loop.hosting import (
     token_ids,
 )
 from trinamo.runtime.context import Context
-from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+from trinamo.runtime.protocol.openai.generate import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Task,
+)
 
 pytestmark = pytest.mark.usefixtures("each_way")
 
@@ -67,6 +73,19 @@ async def test_text_held_back_as_a_possible_stop_is_shown_at_the_end() -> None:
         deltas = await collect(host, request(max_tokens=10, stop=[whole[-2:] + "\0"]))
         assert text(deltas) == whole
         assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_tokens_are_told_and_become_the_text_again_without_a_place_in_the_steps() -> None:
+    prompt = "one wörd"
+    async with open_host() as host:
+        asked = msgspec.structs.replace(request(prompt), task=Task.TOKENIZE)
+        [told] = await collect(host, asked)
+        tokens = told.prompt_token_ids
+        assert (bytes(tokens[1:]).decode(), told.prompt_tokens) == (prompt, len(tokens))
+        again = GenerateRequest(model="exact", task=Task.DETOKENIZE, token_ids=[*tokens[1:]])
+        [made] = await collect(host, again)
+        assert (made.text, made.finish_reason) == (prompt, FinishReason.STOP)
+        assert host.statistics().steps == 0
 
 
 async def test_many_answers_share_the_steps_and_none_changes() -> None:
