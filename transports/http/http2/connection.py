@@ -152,7 +152,7 @@ class Http2Connection(WiredConnection):
     @property
     def phase(self) -> Phase:
         if not self._streams:
-            return Phase.IDLE
+            return Phase.ARRIVING if self._lingering else Phase.IDLE
         is_answering = any(each.is_body_complete for each in self._streams.values())
         return Phase.ANSWERING if is_answering else Phase.ARRIVING
 
@@ -170,8 +170,9 @@ class Http2Connection(WiredConnection):
                 await self._read()
             for stream in self._streams.values():
                 stream.leave()
+            # With `http.on_disconnect: stop` they are given time.
+            await self._wait_for(lambda: not self._streams)
             with trio.move_on_after(GONE_GRACE_S):
-                await self._wait_for(lambda: not self._streams)
                 if not self._has_said_why:
                     self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
                 self._is_over = True
@@ -276,6 +277,8 @@ class Http2Connection(WiredConnection):
             if stream is not None:
                 stream.end_input()
                 self._on_phase(self)
+            elif lingering := self._lingering.get(stream_id):
+                lingering.cancel()
             return
         size = event.flow_controlled_length or 0
         if stream is None or stream.is_gone or stream.is_finished:
@@ -330,23 +333,24 @@ class Http2Connection(WiredConnection):
                 self._reset(stream.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
             self._forget(stream)
             del self._streams[stream.stream_id]
-            self._on_phase(self)
-            if self._is_retiring and not self._streams:
-                self.close_when_idle()
-            self._watch_idle()
             self._collect()
         if stream.is_sent and not stream.is_body_complete:
             # The answer did not need the rest of the body. Some clients look for an answer only
             # when they have sent all of it, so it is taken for a while (RFC 9113, section 8.1).
             with trio.move_on_after(LINGER_S) as self._lingering[stream.stream_id]:
+                self._on_phase(self)
                 await trio.sleep(LINGER_MAX_S)
             del self._lingering[stream.stream_id]
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        self._on_phase(self)
+        if self._is_retiring and self.phase is Phase.IDLE:
+            self.close_when_idle()
+        self._watch_idle()
 
     def _watch_idle(self) -> None:
         """Without a stream, wait for a bounded time; not at all, if none may come."""
         waits = self._config.keep_alive_s
-        if self._streams:
+        if self.phase is not Phase.IDLE:
             waits = math.inf
         elif self._is_leaving:
             waits = 0.0

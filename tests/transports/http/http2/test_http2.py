@@ -134,6 +134,46 @@ async def test_in_a_lame_duck_s_time_a_connection_ends_behind_its_last_stream(se
     await running.wait_quiet()
 
 
+@pytest.mark.parametrize(("lame_duck_s", "status"), [(60, 413), (0, 503)])
+async def test_who_leaves_ends_no_connection_on_which_an_answered_body_still_comes(
+    serve: Any, lame_duck_s: float, status: int
+) -> None:
+    """httpx looks for the answer when it has sent all, and a GOAWAY before that takes it away."""
+    running = await serve(tokens_for_ever, lame_duck_s=lame_duck_s)
+    async with await running.connect() as other, running.client(http2=True) as client:
+        await other.send_all(running.post(stream=True))
+        await running.wait_for(lambda: running.engine.running == 1)
+        running.service.stop()
+        body = {"model": "local", "prompt": "x" * 5_000_000}
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.http_version) == (status, "HTTP/2")
+    await running.wait_quiet()
+
+
+async def test_with_the_stop_policy_the_engines_of_a_client_that_left_may_finish(
+    serve: Any, mock_clock: trio.testing.MockClock
+) -> None:
+    finished: list[bool] = []
+
+    async def finish_slowly(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        await context.wait_stopped()
+        await trio.sleep(3)
+        yield Delta("b", [2], FinishReason.STOP)
+        finished.append(True)
+
+    running = await serve(finish_slowly, on_disconnect="stop", stop_grace_s=5)
+    with closing(await connect(running)) as client:
+        await client.start()
+        asked = await client.chat()
+        await client.until(lambda: bool(client.answers[asked].body))
+        mock_clock.rate = 20
+    await running.wait_quiet()
+    assert finished == [True]
+    labels = {"model": "local", "endpoint": "chat"}
+    assert running.value("requests_total", outcome="client_disconnect", **labels) == 1
+
+
 async def test_head_has_no_body_and_a_path_that_is_none_is_told(serve: Any) -> None:
     running = await serve()
     with closing(await connect(running)) as client:
