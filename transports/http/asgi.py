@@ -182,6 +182,7 @@ class _AsgiCarrier:
                     if exchange.is_last:
                         head["headers"].append((b"connection", b"close"))
                     await self._send(head)
+                    continue
                 data, self._is_over = bytes(exchange.outgoing), exchange.is_finished
                 if not (data or self._is_over):
                     await self._changed.wait()
