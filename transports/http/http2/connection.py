@@ -38,10 +38,7 @@ from ..output import WiredConnection
 from ..refusals import HEADERS_MAX, TOO_MANY
 
 STREAMS_PER_CONNECTION: Final = 10_000
-"""After so many a connection is old, so that a neighbour that was started later gets its part."""
-OLD_IDLE_S: Final = 0.5
-"""How long an old one stands idle. Who asks again and again does so sooner: at a GOAWAY some clients give up
-all their requests, those included that they are about to send."""
+"""After so many a connection ends, so that a neighbour that was started later gets its part."""
 CONNECTION_WINDOW_BYTES: Final = 1 << 18
 READ_BYTES: Final = 1 << 12
 """Some hundred frames at most, so that one client's frames do not hold up the others."""
@@ -51,6 +48,8 @@ CONTROL_BYTES_MAX: Final = 1 << 16
 """Unsent answers to frames, from which on no more frames are read."""
 HEADER_TABLE_BYTES_MAX: Final = 1 << 12
 GONE_GRACE_S: Final = 1.0
+GOAWAY_PAUSE_S: Final = 0.1
+"""Between the last answer and GOAWAY: httpx gives up an answer that it reads together with that."""
 _PREFACE_BYTES: Final = 24
 _VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
 """What `h2` quotes of a head, which may be a key."""
@@ -165,15 +164,20 @@ class Http2Connection(WiredConnection):
             # Beyond one stream's window: bodies that nobody reads yet do not hold up the others.
             self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
             self._collect()
-            self._watch_idle()
-            with self._idle:
-                await self._read()
+            while not self._idle.cancelled_caught or self._streams:
+                self._idle = trio.CancelScope()
+                self._watch_idle()
+                with self._idle:
+                    await self._read()
+                    break
+                # A request that had come by then is taken.
             for stream in self._streams.values():
                 stream.leave()
             # With `http.on_disconnect: stop` they are given time.
             await self._wait_for(lambda: not self._streams)
             with trio.move_on_after(GONE_GRACE_S):
                 if not self._has_said_why:
+                    await trio.sleep(GOAWAY_PAUSE_S)
                     self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
                 self._is_over = True
                 self._changed.notify()
@@ -191,9 +195,7 @@ class Http2Connection(WiredConnection):
 
     def close_when_idle(self) -> None:
         """Take no more requests; the connection ends after the last answer."""
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+        self._is_leaving = True
         self._watch_idle()
 
     def abort(self) -> None:
@@ -343,19 +345,16 @@ class Http2Connection(WiredConnection):
             del self._lingering[stream.stream_id]
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
         self._on_phase(self)
-        if self._is_retiring and self.phase is Phase.IDLE:
-            self.close_when_idle()
         self._watch_idle()
 
     def _watch_idle(self) -> None:
         """Without a stream, wait for a bounded time; not at all, if none may come."""
         waits = self._config.keep_alive_s
+        taken_max = 1 if self._is_retiring else STREAMS_PER_CONNECTION
         if self.phase is not Phase.IDLE:
             waits = math.inf
-        elif self._is_leaving:
+        elif self._is_leaving or self._taken >= taken_max:
             waits = 0.0
-        elif self._taken >= STREAMS_PER_CONNECTION:
-            waits = min(waits, OLD_IDLE_S)
         self._idle.deadline = trio.current_time() + waits
 
     # --- what streams ask: see `Carrier` ----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncGenerator
@@ -316,6 +317,30 @@ async def test_a_busy_client_loses_no_request_over_the_end_of_a_connection(
             assert (await raw.answer(await raw.ask("/live"))).status == 200
         await raw.until(lambda: raw.goaway is not None)
     await running.wait_quiet()
+
+
+@pytest.mark.slow
+async def test_a_busy_client_loses_no_request_over_a_frontend_that_leaves_the_port_to_another(
+    serve: Any,
+) -> None:
+    """Nor one of which it has read the answer together with the GOAWAY, nor one that it has just sent."""
+    leaving = await serve(reuse_port=True, lame_duck_s=60)
+    await serve(reuse_port=True, port=leaving.port)
+    statuses: list[int] = []
+
+    async def ask_on(client: httpx.AsyncClient) -> None:
+        for number in range(20):
+            answer = await client.post("/v1/chat/completions", json=CHAT)
+            statuses.append(answer.status_code)
+            if number == 5:
+                leaving.service.stop()
+
+    async with contextlib.AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        for _ in range(8):
+            client = await stack.enter_async_context(leaving.client(http2=True))
+            for _ in range(4):
+                nursery.start_soon(ask_on, client)
+    assert statuses == [200] * 640
 
 
 async def test_at_the_end_streams_finish_and_no_more_are_taken(serve: Any) -> None:
