@@ -142,8 +142,8 @@ class Http2Connection(WiredConnection):
         self._is_leaving = False
         """No further stream is taken, by our word or the client's."""
         self._is_over = False
-        self._has_said_why = False
-        """The last GOAWAY has been said."""
+        self._last_word = h2.errors.ErrorCodes.NO_ERROR, ""
+        """Why it ends, for the client."""
         self._written = trio.Event()
         self._changed = Changes()
         self._idle = trio.CancelScope()
@@ -176,9 +176,8 @@ class Http2Connection(WiredConnection):
             # With `http.on_disconnect: stop` they are given time.
             await self._wait_for(lambda: not self._streams)
             with trio.move_on_after(GONE_GRACE_S):
-                if not self._has_said_why:
-                    await trio.sleep(GOAWAY_PAUSE_S)
-                    self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+                await trio.sleep(GOAWAY_PAUSE_S)
+                self._control += encode_goaway(self._h2.highest_inbound_stream_id, *self._last_word)
                 self._is_over = True
                 self._changed.notify()
                 await self._written.wait()
@@ -242,8 +241,7 @@ class Http2Connection(WiredConnection):
         last = self._h2.highest_inbound_stream_id
         # What `h2` has said of it has no reason.
         self._control += self._h2.data_to_send().removesuffix(encode_goaway(last, code))
-        self._say_goaway(code, reason)
-        self._has_said_why = True
+        self._last_word = code, reason
 
     def _handle(self, event: h2.events.Event) -> None:
         match event:
@@ -394,11 +392,6 @@ class Http2Connection(WiredConnection):
             return
         self._collect()
 
-    def _say_goaway(self, code: h2.errors.ErrorCodes, reason: str = "") -> None:
-        # `h2` can say it only as its last word, and answers are still to be sent after this one.
-        self._control += encode_goaway(self._h2.highest_inbound_stream_id, code, reason)
-        self._changed.notify()
-
     # --- writing -----------------------------------------------------------------------------
 
     async def _write(self) -> None:
@@ -501,7 +494,7 @@ class _Connection(h2.connection.H2Connection):
 
 
 def encode_goaway(last_stream_id: int, code: h2.errors.ErrorCodes, reason: str = "") -> bytes:
-    """GOAWAY; `h2` can say it only as its last word and without a reason, and answers may follow."""
+    """GOAWAY; `h2` says it without a reason."""
     text = reason.encode()[:REASON_BYTES_MAX]
     return struct.pack(">I5xII", (8 + len(text)) << 8 | _GOAWAY, last_stream_id, code) + text
 
