@@ -11,7 +11,7 @@ from typing import Final, Self
 
 import trio
 
-from ..errors import OverloadedError
+from ..errors import DeadlineError, OverloadedError
 from .shares import Budget
 from .status import BodyTimeoutError, BodyTooLargeError
 
@@ -128,18 +128,19 @@ class Body:
 class Arrival:
     """The time in which `body` arrives: a context manager, in which what has not come is waited for.
 
-    Raises `BodyTimeoutError`, or `OverloadedError` if it had to give way to others.
+    Raises `BodyTimeoutError`, `DeadlineError` at `deadline`, on trio's clock, or `OverloadedError`
+    if it had to give way to others.
 
     A class, and not a generator: from Python 3.12 on, the frame of a generator that ends what was
     thrown into it, the frame of `contextlib` around it, and that exception hold each other, and
     with them all that the reader had read, until the collector comes by.
     """
 
-    __slots__ = ("_body", "_scope", "_timeout_s")
+    __slots__ = ("_body", "_deadline", "_scope", "_timeout_s")
 
-    def __init__(self, body: Body, timeout_s: float) -> None:
-        self._body, self._timeout_s = body, timeout_s
-        self._scope = trio.CancelScope(relative_deadline=timeout_s)
+    def __init__(self, body: Body, timeout_s: float, deadline: float) -> None:
+        self._body, self._timeout_s, self._deadline = body, timeout_s, deadline
+        self._scope = trio.CancelScope(deadline=min(trio.current_time() + timeout_s, deadline))
 
     def __enter__(self) -> None:
         self._scope.__enter__()
@@ -160,5 +161,9 @@ class Arrival:
                 "too many bodies are on their way, of which this was the oldest of whoever sends most",
                 bound="bodies_max",
                 value=self._body.arriving_max,
+            )
+        if self._scope.deadline == self._deadline:
+            raise DeadlineError(
+                "the answer was not begun in the time that it had: the body took it"
             )
         raise BodyTimeoutError(f"the body was not complete within {self._timeout_s:g} s")

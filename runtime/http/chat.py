@@ -224,7 +224,10 @@ class Inference:
                 admission.check_load(self._manager.engines(self._endpoint.kind), party)
             check_json(exchange.headers)
             post.data = await exchange.read_body(
-                body, bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s
+                body,
+                bytes_max=config.body_bytes_max,
+                timeout_s=config.body_timeout_s,
+                deadline=post.deadline,
             )
             admission.arrived(ticket)
             post.leg.mark("body")

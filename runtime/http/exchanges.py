@@ -106,18 +106,21 @@ class HttpExchange(abc.ABC):
     def _ask_on(self) -> None:
         """Tell a client that waits for it to send the body."""
 
-    async def read_body(self, body: Body, *, bytes_max: int, timeout_s: float) -> bytearray:
+    async def read_body(
+        self, body: Body, *, bytes_max: int, timeout_s: float, deadline: float = math.inf
+    ) -> bytearray:
         """The whole body, counted in `body` as it arrives; used once.
 
         Raises `BodyTooLargeError` as soon as the limit is passed and `OverloadedError` as soon as
         all bodies together are too many (before reading, if the length is announced),
-        `BodyTimeoutError` if it is not complete in time, `ClientGoneError`.
+        `BodyTimeoutError` if it is not complete in time, `DeadlineError` at `deadline`, on trio's
+        clock, `ClientGoneError`.
         """
         check_length(self.head.length, bytes_max)
         body.check(self.head.length)
         data = self._take_body()
         if not self.is_body_complete:
-            with Arrival(body, timeout_s):
+            with Arrival(body, timeout_s, deadline):
                 while not self.is_body_complete:
                     check_length(len(data) + len(self.body), bytes_max)
                     body.hold(len(data) + len(self.body))

@@ -1,7 +1,7 @@
 """Whose requests these are where places, waiting, rates and memory are shared out: the parties.
 
-A party is a tenant, which all keys of one name are, or an address where clients have no keys. What is
-shared before a key is looked at, is shared by address.
+A party is a tenant, which all keys of one name are, or an address where clients have no keys. A
+connection knows no key: what is kept of unread answers is shared by address.
 """
 
 from __future__ import annotations

@@ -15,13 +15,11 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.sinks import Changes
 
 from .carried import CarriedExchange, CarriedHead
+from .http1.connection import READ_AHEAD_BYTES_MAX
 from .refusals import Dates
 
 SENDS_PER_CHECKPOINT: Final = 16
 """So an application that never waits, for a client that always reads, does not hold up others."""
-
-READ_AHEAD_BYTES_MAX: Final = 1 << 16
-"""Of a body that nobody reads, of an ASGI server's request."""
 
 
 class AsgiCall:
@@ -182,6 +180,7 @@ class _AsgiCarrier:
                     if exchange.is_last:
                         head["headers"].append((b"connection", b"close"))
                     await self._send(head)
+                    continue
                 data, self._is_over = bytes(exchange.outgoing), exchange.is_finished
                 if not (data or self._is_over):
                     await self._changed.wait()

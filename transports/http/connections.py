@@ -27,7 +27,7 @@ class Phase(enum.Enum):
     IDLE = "idle"
     """No request has come, at most a part of its head; or the last one was answered."""
     ARRIVING = "arriving"
-    """A request's body has not come to its end."""
+    """A request's body has not come to its end, though it may have been answered."""
     ANSWERING = "answering"
 
 

@@ -156,22 +156,17 @@ class SecureConnection:
             is_plain = error.reason == "HTTP_REQUEST"
             self._wire.send(self._refuse(NO_TLS) if is_plain else self._session.pending())
             return
-        if scope.cancelled_caught:
+        if scope.cancelled_caught or self._is_closing:
             return
-        wire = SealedWire(self._wire, self._session)
-        self._connection = self._speak(self._session.protocol, wire, self._changed)
+        wire, protocol = SealedWire(self._wire, self._session), self._session.protocol
+        self._connection = self._speak(protocol, wire, lambda _: self._on_phase(self))
         self._on_phase(self)
         if self._is_retiring:
             self._connection.retire()
-        if self._is_closing:
-            self._connection.close_when_idle()
         try:
             await self._connection.serve()
         finally:
             self._connection = None
-
-    def _changed(self, _: HttpConnection) -> None:
-        self._on_phase(self)
 
     def retire(self) -> None:
         self._is_retiring = True

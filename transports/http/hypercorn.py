@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -29,10 +29,8 @@ from trinamo.transports.sockets.wire import abort
 
 from .asgi import answer_over_asgi
 from .connections import Phase
+from .http1.connection import REQUESTS_MAX
 from .refusals import Dates
-
-REQUESTS_MAX: Final = 100_000
-"""On one connection; it ends after the last one."""
 
 log = logging.getLogger("trinamo.http")
 

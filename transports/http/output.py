@@ -62,12 +62,13 @@ class Output:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[trio.Nursery]:
-        """The nursery of the connection, which flushes, too. Behind it nobody hears of a break any more."""
+        """The nursery of the connection, which flushes, too. Behind it nothing is kept, and nobody hears of a break."""
         try:
             async with open_nursery() as self.nursery:
                 yield self.nursery
         finally:
             self.nursery = self._on_broken = None
+            self.drop()
 
     def send(self, data: bytes) -> bool:
         """Send or keep; whether there is room for more."""

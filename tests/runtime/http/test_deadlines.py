@@ -60,6 +60,17 @@ async def test_an_answer_that_has_not_begun_in_time_is_a_504(serve: Any, is_stre
     assert running.value("cancellations_total", model="local", reason="deadline") == 1
 
 
+async def test_the_time_of_an_answer_is_that_of_its_request_s_body_too(serve: Any) -> None:
+    running = await serve(never, answer_timeout_s=0.05)
+    async with await running.connect() as stream:
+        await stream.send_all(running.post()[:-1])
+        with trio.fail_after(10):
+            answer = await stream.receive_some()
+    assert answer.startswith(b"HTTP/1.1 504 ")
+    assert b'"code":"deadline"' in answer
+    await running.wait_quiet()
+
+
 async def test_a_stream_that_has_begun_ends_with_an_event(serve: Any) -> None:
     running = await serve(begin_only, answer_timeout_s=0.05)
     response = await post(running, CHAT, {**HELLO, "stream": True})

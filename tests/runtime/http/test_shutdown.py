@@ -9,6 +9,7 @@ import attrs
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from tests.runtime.http.running import on_every_server
 from trinamo import HttpService
@@ -72,6 +73,25 @@ async def test_a_stream_in_flight_finishes_while_new_work_is_refused(serve: Any)
             assert (await client.get("/live")).status_code == 200
             may_finish.set()
             assert [line async for line in lines if line][-1] == "data: [DONE]"
+    await wait_closed(running)
+
+
+async def test_who_still_sends_a_body_that_was_refused_can_read_why_when_a_drain_begins(
+    serve: Any,
+) -> None:
+    running = await serve(tokens_for_ever)
+    async with await running.connect() as other, await running.connect() as stream:
+        await other.send_all(running.post(stream=True))
+        await running.wait_for(lambda: running.engine.running == 1)
+        head, _, _ = running.post().partition(b"content-length")
+        await stream.send_all(head + b"content-length: 9000000\r\n\r\n")
+        refused = {"model": "unknown", "endpoint": "chat", "outcome": "body_too_large"}
+        await running.wait_for(lambda: running.value("requests_total", **refused) == 1)
+        running.service.stop()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for _ in range(10):
+            await stream.send_all(b"x" * 100_000)
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 413 ")
     await wait_closed(running)
 
 

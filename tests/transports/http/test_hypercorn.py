@@ -8,11 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from tests.certificates import Authority
 from trinamo.runtime.config.http import HttpConfig
 from trinamo.runtime.context import Context
+from trinamo.runtime.env import RealEnv
+from trinamo.runtime.http.exchanges import HttpExchange
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.transports.http.asgi import answer_over_asgi
+from trinamo.transports.http.refusals import Dates
 
 CHAT = {"model": "local", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -64,6 +69,32 @@ async def test_clients_that_leave_in_the_middle_of_a_body_harm_nobody(serve: Any
     async with running.client() as client:
         assert (await client.get("/live")).status_code == 200
     await running.wait_quiet()
+
+
+async def test_a_client_that_leaves_behind_the_head_is_sent_no_end_that_came_too_early() -> None:
+    """Before: an empty body of an announced length, which a server takes for a mistake of ours."""
+    has_left = trio.Event()
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        has_left.set()
+        # As hypercorn's, it is not cancelled.
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+
+    async def answer(exchange: HttpExchange) -> None:
+        exchange.respond(200, b"{}", [])
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    dates = Dates(RealEnv().clock)
+    with trio.fail_after(10):
+        await answer_over_asgi(answer, (scope, receive, send), dates, backlog_bytes_max=1)
+    assert sent == ["http.response.start"]
 
 
 async def test_the_names_of_strangers_are_refused(serve: Any) -> None:

@@ -71,7 +71,7 @@ class Http1Connection(WiredConnection):
     @property
     def phase(self) -> Phase:
         if self._exchange is None:
-            return Phase.IDLE
+            return Phase.ARRIVING if self._drops else Phase.IDLE
         return Phase.ANSWERING if self._exchange.is_body_complete else Phase.ARRIVING
 
     async def serve(self) -> None:
@@ -93,7 +93,7 @@ class Http1Connection(WiredConnection):
 
     def close_when_idle(self) -> None:
         self.is_closing = True
-        if self._exchange is None:
+        if self.phase is Phase.IDLE:
             self._stop_reading()
 
     def abort(self) -> None:

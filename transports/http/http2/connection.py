@@ -38,10 +38,7 @@ from ..output import WiredConnection
 from ..refusals import HEADERS_MAX, TOO_MANY
 
 STREAMS_PER_CONNECTION: Final = 10_000
-"""After so many a connection is old, so that a neighbour that was started later gets its part."""
-OLD_IDLE_S: Final = 0.5
-"""How long an old one stands idle. Who asks again and again does so sooner: at a GOAWAY some clients give up
-all their requests, those included that they are about to send."""
+"""After so many a connection ends, so that a neighbour that was started later gets its part."""
 CONNECTION_WINDOW_BYTES: Final = 1 << 18
 READ_BYTES: Final = 1 << 12
 """Some hundred frames at most, so that one client's frames do not hold up the others."""
@@ -51,6 +48,8 @@ CONTROL_BYTES_MAX: Final = 1 << 16
 """Unsent answers to frames, from which on no more frames are read."""
 HEADER_TABLE_BYTES_MAX: Final = 1 << 12
 GONE_GRACE_S: Final = 1.0
+GOAWAY_PAUSE_S: Final = 0.1
+"""Between the last answer and GOAWAY: httpx gives up an answer that it reads together with that."""
 _PREFACE_BYTES: Final = 24
 _VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
 """What `h2` quotes of a head, which may be a key."""
@@ -143,8 +142,8 @@ class Http2Connection(WiredConnection):
         self._is_leaving = False
         """No further stream is taken, by our word or the client's."""
         self._is_over = False
-        self._has_said_why = False
-        """The last GOAWAY has been said."""
+        self._last_word = h2.errors.ErrorCodes.NO_ERROR, ""
+        """Why it ends, for the client."""
         self._written = trio.Event()
         self._changed = Changes()
         self._idle = trio.CancelScope()
@@ -152,7 +151,7 @@ class Http2Connection(WiredConnection):
     @property
     def phase(self) -> Phase:
         if not self._streams:
-            return Phase.IDLE
+            return Phase.ARRIVING if self._lingering else Phase.IDLE
         is_answering = any(each.is_body_complete for each in self._streams.values())
         return Phase.ANSWERING if is_answering else Phase.ARRIVING
 
@@ -165,15 +164,20 @@ class Http2Connection(WiredConnection):
             # Beyond one stream's window: bodies that nobody reads yet do not hold up the others.
             self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
             self._collect()
-            self._watch_idle()
-            with self._idle:
-                await self._read()
+            while not self._idle.cancelled_caught or self._streams:
+                self._idle = trio.CancelScope()
+                self._watch_idle()
+                with self._idle:
+                    await self._read()
+                    break
+                # A request that had come by then is taken.
             for stream in self._streams.values():
                 stream.leave()
+            # With `http.on_disconnect: stop` they are given time.
+            await self._wait_for(lambda: not self._streams)
             with trio.move_on_after(GONE_GRACE_S):
-                await self._wait_for(lambda: not self._streams)
-                if not self._has_said_why:
-                    self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+                await trio.sleep(GOAWAY_PAUSE_S)
+                self._control += encode_goaway(self._h2.highest_inbound_stream_id, *self._last_word)
                 self._is_over = True
                 self._changed.notify()
                 await self._written.wait()
@@ -190,9 +194,7 @@ class Http2Connection(WiredConnection):
 
     def close_when_idle(self) -> None:
         """Take no more requests; the connection ends after the last answer."""
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._say_goaway(h2.errors.ErrorCodes.NO_ERROR)
+        self._is_leaving = True
         self._watch_idle()
 
     def abort(self) -> None:
@@ -239,8 +241,7 @@ class Http2Connection(WiredConnection):
         last = self._h2.highest_inbound_stream_id
         # What `h2` has said of it has no reason.
         self._control += self._h2.data_to_send().removesuffix(encode_goaway(last, code))
-        self._say_goaway(code, reason)
-        self._has_said_why = True
+        self._last_word = code, reason
 
     def _handle(self, event: h2.events.Event) -> None:
         match event:
@@ -276,6 +277,8 @@ class Http2Connection(WiredConnection):
             if stream is not None:
                 stream.end_input()
                 self._on_phase(self)
+            elif lingering := self._lingering.get(stream_id):
+                lingering.cancel()
             return
         size = event.flow_controlled_length or 0
         if stream is None or stream.is_gone or stream.is_finished:
@@ -330,28 +333,26 @@ class Http2Connection(WiredConnection):
                 self._reset(stream.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
             self._forget(stream)
             del self._streams[stream.stream_id]
-            self._on_phase(self)
-            if self._is_retiring and not self._streams:
-                self.close_when_idle()
-            self._watch_idle()
             self._collect()
         if stream.is_sent and not stream.is_body_complete:
             # The answer did not need the rest of the body. Some clients look for an answer only
             # when they have sent all of it, so it is taken for a while (RFC 9113, section 8.1).
             with trio.move_on_after(LINGER_S) as self._lingering[stream.stream_id]:
+                self._on_phase(self)
                 await trio.sleep(LINGER_MAX_S)
             del self._lingering[stream.stream_id]
             self._reset(stream.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        self._on_phase(self)
+        self._watch_idle()
 
     def _watch_idle(self) -> None:
         """Without a stream, wait for a bounded time; not at all, if none may come."""
         waits = self._config.keep_alive_s
-        if self._streams:
+        taken_max = 1 if self._is_retiring else STREAMS_PER_CONNECTION
+        if self.phase is not Phase.IDLE:
             waits = math.inf
-        elif self._is_leaving:
+        elif self._is_leaving or self._taken >= taken_max:
             waits = 0.0
-        elif self._taken >= STREAMS_PER_CONNECTION:
-            waits = min(waits, OLD_IDLE_S)
         self._idle.deadline = trio.current_time() + waits
 
     # --- what streams ask: see `Carrier` ----------------------------------------------------------
@@ -390,11 +391,6 @@ class Http2Connection(WiredConnection):
             # The stream or the connection is over: whoever has something to say is told elsewhere.
             return
         self._collect()
-
-    def _say_goaway(self, code: h2.errors.ErrorCodes, reason: str = "") -> None:
-        # `h2` can say it only as its last word, and answers are still to be sent after this one.
-        self._control += encode_goaway(self._h2.highest_inbound_stream_id, code, reason)
-        self._changed.notify()
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -498,7 +494,7 @@ class _Connection(h2.connection.H2Connection):
 
 
 def encode_goaway(last_stream_id: int, code: h2.errors.ErrorCodes, reason: str = "") -> bytes:
-    """GOAWAY; `h2` can say it only as its last word and without a reason, and answers may follow."""
+    """GOAWAY; `h2` says it without a reason."""
     text = reason.encode()[:REASON_BYTES_MAX]
     return struct.pack(">I5xII", (8 + len(text)) << 8 | _GOAWAY, last_stream_id, code) + text
 

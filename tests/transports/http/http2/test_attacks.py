@@ -17,6 +17,7 @@ from tests.runtime.http.running import with_tls
 from tests.transports.http.http2.client import (
     CONTINUATION,
     DATA,
+    FLOW_CONTROL_MAX,
     HEADERS,
     PING,
     PRIORITY,
@@ -30,6 +31,7 @@ from tests.transports.http.http2.client import (
 )
 from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
+from trinamo.transports.http.http2 import connection
 
 pytestmark = with_tls
 
@@ -291,6 +293,25 @@ async def test_a_crowd_that_takes_nothing_is_bounded_together(serve: Any) -> Non
         assert not any(answer.reset for answer in last.values())
     await running.wait_quiet()
     assert budget.amount == 0
+
+
+async def test_what_is_unread_when_a_connection_ends_is_counted_no_more(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: it was held until the bound of all backlogs was reached, which such clients could fill."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.05)
+    monkeypatch.setattr(connection, "GONE_GRACE_S", 0.05)
+    running = await serve(for_ever)
+    budget = running.service.server._driver._backlogs
+    with closing(await connect(running)) as client:
+        await client.start({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: FLOW_CONTROL_MAX})
+        client.h2.increment_flow_control_window(1 << 30)
+        await client.flush()
+        await client.chat()
+        await running.wait_for(lambda: budget.amount > 1 << 16)
+        await client.send(frame(PING, 0, b"seven b"))
+        await running.wait_quiet()
+        assert budget.amount == 0
 
 
 @pytest.mark.parametrize(

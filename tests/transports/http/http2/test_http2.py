@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncGenerator
@@ -132,6 +133,46 @@ async def test_in_a_lame_duck_s_time_a_connection_ends_behind_its_last_stream(se
         await client.until(lambda: client.goaway is not None)
         assert client.goaway == h2.errors.ErrorCodes.NO_ERROR
     await running.wait_quiet()
+
+
+@pytest.mark.parametrize(("lame_duck_s", "status"), [(60, 413), (0, 503)])
+async def test_who_leaves_ends_no_connection_on_which_an_answered_body_still_comes(
+    serve: Any, lame_duck_s: float, status: int
+) -> None:
+    """httpx looks for the answer when it has sent all, and a GOAWAY before that takes it away."""
+    running = await serve(tokens_for_ever, lame_duck_s=lame_duck_s)
+    async with await running.connect() as other, running.client(http2=True) as client:
+        await other.send_all(running.post(stream=True))
+        await running.wait_for(lambda: running.engine.running == 1)
+        running.service.stop()
+        body = {"model": "local", "prompt": "x" * 5_000_000}
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.http_version) == (status, "HTTP/2")
+    await running.wait_quiet()
+
+
+async def test_with_the_stop_policy_the_engines_of_a_client_that_left_may_finish(
+    serve: Any, mock_clock: trio.testing.MockClock
+) -> None:
+    finished: list[bool] = []
+
+    async def finish_slowly(_: GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", [1])
+        await context.wait_stopped()
+        await trio.sleep(3)
+        yield Delta("b", [2], FinishReason.STOP)
+        finished.append(True)
+
+    running = await serve(finish_slowly, on_disconnect="stop", stop_grace_s=5)
+    with closing(await connect(running)) as client:
+        await client.start()
+        asked = await client.chat()
+        await client.until(lambda: bool(client.answers[asked].body))
+        mock_clock.rate = 20
+    await running.wait_quiet()
+    assert finished == [True]
+    labels = {"model": "local", "endpoint": "chat"}
+    assert running.value("requests_total", outcome="client_disconnect", **labels) == 1
 
 
 async def test_head_has_no_body_and_a_path_that_is_none_is_told(serve: Any) -> None:
@@ -276,6 +317,30 @@ async def test_a_busy_client_loses_no_request_over_the_end_of_a_connection(
             assert (await raw.answer(await raw.ask("/live"))).status == 200
         await raw.until(lambda: raw.goaway is not None)
     await running.wait_quiet()
+
+
+@pytest.mark.slow
+async def test_a_busy_client_loses_no_request_over_a_frontend_that_leaves_the_port_to_another(
+    serve: Any,
+) -> None:
+    """Nor one of which it has read the answer together with the GOAWAY, nor one that it has just sent."""
+    leaving = await serve(reuse_port=True, lame_duck_s=60)
+    await serve(reuse_port=True, port=leaving.port)
+    statuses: list[int] = []
+
+    async def ask_on(client: httpx.AsyncClient) -> None:
+        for number in range(20):
+            answer = await client.post("/v1/chat/completions", json=CHAT)
+            statuses.append(answer.status_code)
+            if number == 5:
+                leaving.service.stop()
+
+    async with contextlib.AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        for _ in range(8):
+            client = await stack.enter_async_context(leaving.client(http2=True))
+            for _ in range(4):
+                nursery.start_soon(ask_on, client)
+    assert statuses == [200] * 640
 
 
 async def test_at_the_end_streams_finish_and_no_more_are_taken(serve: Any) -> None:

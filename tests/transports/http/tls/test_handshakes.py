@@ -8,10 +8,12 @@ from typing import Any
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from tests.certificates import Authority
 from tests.runtime.http.running import Secured, with_tls
 from trinamo.runtime.errors import ConnectError
+from trinamo.transports.http import server
 from trinamo.transports.openai.client import fetch
 
 pytestmark = with_tls
@@ -57,6 +59,23 @@ async def test_a_handshake_that_does_not_end_is_cut_off(
     running = await serve(tls=section)
     async with await trio.open_tcp_stream("127.0.0.1", running.port) as stream:
         await stream.send_all(data)
+        assert await read_to_end(stream) == b""
+    await running.wait_quiet()
+
+
+async def test_who_shakes_hands_as_the_server_closes_is_told_nothing_that_is_no_http2(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server says first is its settings (RFC 9113, section 3.4), and there is nothing to say."""
+    monkeypatch.setattr(server, "CLOSE_GRACE_S", 60)
+    running = await serve()
+    running.trust.set_alpn_protocols(["h2"])
+    async with await trio.open_tcp_stream("127.0.0.1", running.port) as plain:
+        await running.wait_for(lambda: running.value("connections", kind="http") == 1)
+        running.service.server.close()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        stream = Secured(plain, running.trust)
+        await stream.shake_hands()
         assert await read_to_end(stream) == b""
     await running.wait_quiet()
 
