@@ -113,7 +113,7 @@ class DecodeFirst:
     _is_broker_reachable: Callable[[], bool]
     _waiting: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
     _refused_until: float = attrs.field(default=-math.inf, init=False)
-    """Until then the queue is not asked, as it did not take the last job: then one tries again."""
+    """Until then the queue is not asked, as it did not take the last job, or one prompt tries whether it takes one."""
     _is_refusal_told: bool = attrs.field(default=False, init=False)
 
     @property
@@ -183,10 +183,17 @@ class DecodeFirst:
     ) -> PrefillReason | None:
         """Put the job into the queue until a prefill worker has it; why, if none has."""
         reason = PrefillReason.QUEUE_AWAY
+        now = trio.current_time()
+        if now < self._refused_until:
+            return reason
+        if self._refused_until > -math.inf:
+            # This one tries, and the others see what it finds.
+            self._refused_until = now + job.timeout_s + REFUSED_S
         with trio.move_on_after(job.timeout_s):
             try:
                 await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s / 2)
             except OverloadedError:
+                self._refused_until = -math.inf
                 return PrefillReason.QUEUE_FULL
             except TrinamoError as error:
                 # No prompt waits for it again in the next seconds.
@@ -196,7 +203,7 @@ class DecodeFirst:
                     text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
                     _log.warning(text, self._queue.name, REFUSED_S, error)
                 return reason
-            self._is_refusal_told = False
+            self._refused_until, self._is_refusal_told = -math.inf, False
             leg.mark("put")
             reason = PrefillReason.NOT_CLAIMED
             await waiting.claimed.wait()

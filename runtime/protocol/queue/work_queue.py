@@ -121,6 +121,7 @@ class WorkQueueModel:
             return PutResult.DUPLICATE
         self._check_depth()
         self._enter(job_id, payload, origin, now)
+        self._seen[job_id] = now
         return PutResult.ADDED
 
     def take(self, token: str, *, now: float) -> LeasedJob | None:
@@ -228,8 +229,6 @@ class WorkQueueModel:
     def _enter(self, job_id: str, payload: bytes, origin: JobOrigin, now: float) -> None:
         self._number += 1
         job = self._jobs[job_id] = _Job(job_id, payload, self._number, now, origin)
-        self._seen.pop(job_id, None)
-        self._seen[job_id] = now
         self.counts.entered += 1
         self._make_ready(job)
 

@@ -254,6 +254,16 @@ class JetStream:
         stored_s = found.time.timestamp()
         return StoredMessage(found.subject, found.seq, found.data, headers, stored_s)
 
+    async def remove(self, stream: str, sequence: int, *, deadline: float) -> None:
+        """Delete one message; none is no error."""
+        what, query = f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True}
+        try:
+            await self.call(what, query, JetStreamReply, deadline=deadline)
+        except JetStreamError as error:
+            # Whatever fails here has the same number.
+            if not error.message.endswith("no message found"):
+                raise
+
 
 def _decode(payload: bytes, kind: type[R]) -> R:
     try:

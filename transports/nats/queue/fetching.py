@@ -67,11 +67,10 @@ class Fetcher:
         inbox: str,
         give_back: Callable[[JobDelivery, float], None],
         *,
-        lease_s: float,
+        lease_s: Callable[[], float],
     ) -> None:
         self._plane = plane
-        self._pull_s = min(PULL_S, lease_s / _PULLS_PER_LEASE)
-        self._mark_s = lease_s / _MARKS_PER_LEASE
+        self._lease_s = lease_s
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"
         self._inbox = inbox
         self._give_back = give_back
@@ -129,22 +128,23 @@ class Fetcher:
             return AWAY_POLL_S
         waiter.pull = f"{self._inbox}.{next(self._numbers):x}"
         self._by_pull[waiter.pull] = waiter
+        pull_s = min(PULL_S, self._lease_s() / _PULLS_PER_LEASE)
         if left_s <= 0:
             query: dict[str, object] = {"batch": 1, "no_wait": True}
         else:
-            query = {"batch": 1, "expires": int(min(left_s, self._pull_s) * _NS)}
+            query = {"batch": 1, "expires": int(min(left_s, pull_s) * _NS)}
         try:
             await self._mark()
             await self._plane.publish(self._subject, json.dumps(query).encode(), reply=waiter.pull)
         except OverloadedError:
             return AWAY_POLL_S
-        return (self._pull_s if left_s > 0 else 0.0) + GRACE_S
+        return (pull_s if left_s > 0 else 0.0) + GRACE_S
 
     async def _mark(self) -> None:
         """Send one, unless one has been sent just now; sooner where none came back: a connection may have been lost with it."""
-        now = trio.current_time()
-        is_lost = now - self._since >= 2 * self._mark_s
-        if now - self._marked_at < (self._mark_s / 8 if is_lost else self._mark_s):
+        now, mark_s = trio.current_time(), self._lease_s() / _MARKS_PER_LEASE
+        is_lost = now - self._since >= 2 * mark_s
+        if now - self._marked_at < (mark_s / 8 if is_lost else mark_s):
             return
         while len(self._marks) >= _MARKS_MAX:
             del self._marks[next(iter(self._marks))]

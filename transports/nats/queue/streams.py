@@ -34,7 +34,6 @@ from .api import (
     StreamPage,
 )
 from .records import (
-    REQUEUED_HEADER,
     JobDelivery,
     Record,
     RecordState,
@@ -58,6 +57,8 @@ PROBE: Final = "trinamo-doctor"
 PROBE_SUBJECT: Final = "trinamo.doctor"
 _PROBE_TIMEOUT_S: Final = 4.0
 _NAME_IN_USE: Final = 10058
+_REASON_BYTES_MAX: Final = 1024
+"""Three times that, as a header quotes what is not ASCII, leaves room for the other headers of a dead letter."""
 _SEALED: Final = "sealed "
 """Begins a reason that is sealed."""
 
@@ -94,8 +95,7 @@ async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> 
     await stream.find(f"STREAM.DELETE.{PROBE}", {}, JetStreamReply, deadline=deadline)
 
 
-async def existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+async def existing_limits(stream: JetStream, names: StreamNames, *, deadline: float) -> QueueLimits:
     answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, StreamInfo, deadline=deadline)
     if answer is None:
         raise UnavailableError(f"there is no queue {names.queue}")
@@ -192,10 +192,12 @@ class SealedJobs:
         return self._sealer.open(sealed, self._how_far(job_id))
 
     def seal_reason(self, job_id: str, reason: str) -> str:
-        """The words in which a handler failed, which may repeat the payload, as text for a header."""
+        """The words in which a handler failed, which may repeat the payload, as text for a header; their beginning."""
+        # No encoder takes a lone surrogate, and a payload of JSON may hold one.
+        words = reason.encode(errors="replace")[:_REASON_BYTES_MAX]
         if not (reason and self._sealer.seals):
-            return reason
-        sealed = self._sealer.seal(reason.encode(), self._why(job_id))
+            return words.decode(errors="ignore")
+        sealed = self._sealer.seal(words, self._why(job_id))
         return _SEALED + urlsafe_b64encode(sealed).decode()
 
     def open_reason(self, job_id: str, text: str) -> str:
@@ -204,7 +206,7 @@ class SealedJobs:
             return text
         try:
             sealed = urlsafe_b64decode(text.removeprefix(_SEALED))
-            return self._sealer.open(sealed, self._why(job_id)).decode()
+            return self._sealer.open(sealed, self._why(job_id)).decode(errors="ignore")
         except (RemoteProtocolError, ValueError):
             return text
 
@@ -277,7 +279,7 @@ class Leases:
 
 
 class DeadLetters:
-    """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch.
+    """Adds, lists, finds and forgets them. `wall` is the time in seconds since the epoch.
 
     One that does not open is shown as it is: its reason says why it died.
     """
@@ -315,37 +317,8 @@ class DeadLetters:
         return found
 
     async def get(self, job_id: str, *, deadline: float) -> DeadLetter | None:
-        message = await self._find(job_id, deadline)
+        message = await self.find(job_id, deadline=deadline)
         return None if message is None else self._letter(message)
-
-    async def requeue(self, job_id: str, *, deadline: float) -> bool:
-        """Put a dead letter back among the jobs; whether there was one.
-
-        Raises `JetStreamError` if it is refused, also because the id is in the queue again.
-        Interrupted in between it may be in both places; doing it again mends that.
-        """
-        message = await self._find(job_id, deadline)
-        if message is None:
-            return False
-        # An id of its own, because the job's is still remembered as put.
-        headers = {"Nats-Msg-Id": f"{job_id}.requeued.{message.sequence}", REQUEUED_HEADER: "1"}
-        await self._stream.store(
-            self._names.job_subject(job_id),
-            message.payload,
-            headers | origin_headers(read_origin(message.headers)),
-            deadline=deadline,
-        )
-        await self.remove(message.sequence, deadline=deadline)
-        return True
-
-    async def remove(self, sequence: int, *, deadline: float) -> None:
-        """Forget one message; none is no error."""
-        await self._stream.find(
-            f"STREAM.MSG.DELETE.{self._names.dead}",
-            {"seq": sequence, "no_erase": True},
-            JetStreamReply,
-            deadline=deadline,
-        )
 
     async def purge(self, job_id: str | None, *, deadline: float) -> int:
         """Forget one, or all; how many there were."""
@@ -355,7 +328,7 @@ class DeadLetters:
         )
         return answer.purged
 
-    async def _find(self, job_id: str, deadline: float) -> StoredMessage | None:
+    async def find(self, job_id: str, *, deadline: float) -> StoredMessage | None:
         query = {"last_by_subj": self._names.dead_subject(job_id)}
         return await self._stream.message(self._names.dead, query, deadline=deadline)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -42,9 +42,10 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 from trinamo.transports.security.sealing import Sealer
 
-from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane
+from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane, StoredMessage
 from .fetching import Fetcher
 from .records import (
+    REQUEUED_HEADER,
     Bury,
     Drop,
     JobDelivery,
@@ -55,6 +56,7 @@ from .records import (
     TakeJob,
     judge,
     origin_headers,
+    read_origin,
 )
 from .streams import (
     ADMINISTRATION_TIMEOUT_S,
@@ -99,7 +101,7 @@ async def open_work_queue(
     stream = JetStream(plane, rng=env.rng)
     names = StreamNames(name)
     if limits is None:
-        limits = await existing_limits(stream, names)
+        limits = await existing_limits(stream, names, deadline=_administration())
     else:
         await make_streams(stream, names, limits, replicas)
     jobs = SealedJobs(sealer, name)
@@ -130,10 +132,12 @@ class NatsWorkQueue:
         self._stream = stream
         self._names = names
         self.limits = limits
+        """Those in force when it was opened, or when a job last came that had been taken before."""
         self._jobs = jobs
         self._token_prefix = inbox.rpartition(".")[2]
-        lease_s = limits.visibility_timeout_s
-        self._fetcher = Fetcher(plane, names, inbox, self._give_back, lease_s=lease_s)
+        self._fetcher = Fetcher(
+            plane, names, inbox, self._give_back, lease_s=lambda: self.limits.visibility_timeout_s
+        )
         self._leases = Leases(stream, names, jobs)
         self._wall = wall
         """Seconds since the epoch, compared with the server's time stamps."""
@@ -238,17 +242,20 @@ class NatsWorkQueue:
         record: Record | None = None
         revision = 0
         payload: bytes | None = None
-        try:
+        with suppress(RemoteProtocolError):
             payload = self._jobs.open(delivery.job_id, delivery.payload, delivery.origin)
-        except RemoteProtocolError as error:
-            where = (self.name, delivery.job_id)
-            logger.warning("queue %s: job %s is refused: %s", *where, error)
         # A first delivery has no record, almost always: the write finds out if it does.
         must_read = delivery.delivered > 1
         for _ in range(CLAIM_TRIES_MAX):
             if must_read:
                 record, revision = await self._leases.read(delivery.job_id, deadline=until)
+                # Another process may have named others: by old ones a job would die, or be dropped as a copy.
+                self.limits = await existing_limits(self._stream, self._names, deadline=until)
             must_read = True
+            # Queued again it is still the put of then, of which the server knows when it was.
+            put_ns = delivery.put_ns
+            if delivery.is_requeued:
+                put_ns = 0 if record is None else record.put_ns
             match judge(delivery, record, self.limits, opens=payload is not None):
                 case Leave():
                     return None
@@ -256,12 +263,15 @@ class NatsWorkQueue:
                     await self._confirm(delivery, _ACK, until)
                     return None
                 case Bury(attempts, reason, is_recorded):
-                    dead = self._record(delivery, "dead", attempts, reason=reason)
+                    dead = self._record(delivery, "dead", attempts, put_ns, reason=reason)
                     if is_recorded or await self._write(delivery, dead, revision, until):
+                        words = self._jobs.open_reason(delivery.job_id, dead.reason)
+                        text = "queue %s: job %s is a dead letter after %d attempts: %s"
+                        logger.error(text, self.name, delivery.job_id, attempts, words)
                         await self._dead_letter(delivery, dead, until)
                         return None
                 case TakeJob(attempt):
-                    leased = self._record(delivery, "leased", attempt)
+                    leased = self._record(delivery, "leased", attempt, put_ns)
                     written = await self._write(delivery, leased, revision, until)
                     if written and payload is not None and trio.current_time() < until:
                         expired_at = trio.current_time() + self.limits.visibility_timeout_s
@@ -272,14 +282,14 @@ class NatsWorkQueue:
         return None  # Others are at it: it is theirs, or is delivered again.
 
     def _record(
-        self, delivery: JobDelivery, state: RecordState, attempt: int, *, reason: str = ""
+        self, delivery: JobDelivery, state: RecordState, attempt: int, put_ns: int, reason: str = ""
     ) -> Record:
         return Record(
             state=state,
             job=delivery.number,
             attempt=attempt,
             token=f"{self._token_prefix}.{next(self._tokens):x}",
-            put_ns=delivery.put_ns,
+            put_ns=put_ns,
             reason=reason[:_TOLD_CHARS_MAX],
             delivered=delivery.delivered,
         )
@@ -401,12 +411,32 @@ class NatsWorkQueue:
 
     async def requeue(self, job_id: str) -> bool:
         check_job_id(job_id)
+        deadline = _administration()
+        letter = await self._dead.find(job_id, deadline=deadline)
+        if letter is None:
+            return False
+        if not await self._put_back(job_id, letter, deadline):
+            # The id is in the queue. It may be the job that died, not acknowledged yet. Of one that was put since the
+            # record knows nothing or says something else, and that job stands for both.
+            record, _ = await self._leases.read(job_id, deadline=deadline)
+            if record and record.state == "dead" and letter.stored_s >= record.put_ns / _NS:
+                await self._stream.remove(self._names.jobs, record.job, deadline=deadline)
+                await self._put_back(job_id, letter, deadline)
+        # Interrupted before this it is in both places; doing it again mends that.
+        await self._stream.remove(self._names.dead, letter.sequence, deadline=deadline)
+        return True
+
+    async def _put_back(self, job_id: str, letter: StoredMessage, deadline: float) -> bool:
+        """Store a dead letter among the jobs, too; False if its id is in the queue."""
+        # An id of its own, because the job's is still remembered as put.
+        headers = {"Nats-Msg-Id": f"{job_id}.requeued.{letter.sequence}", REQUEUED_HEADER: "1"}
+        origin = origin_headers(read_origin(letter.headers))
+        subject = self._names.job_subject(job_id)
         try:
-            return await self._dead.requeue(job_id, deadline=_administration())
+            await self._stream.store(subject, letter.payload, headers | origin, deadline=deadline)
         except JetStreamError as error:
             self._refused(error)
-        # The id was put anew meanwhile: that job stands for both.
-        await self._dead.purge(job_id, deadline=_administration())
+            return False
         return True
 
     async def purge_dead(self, job_id: str | None = None) -> int:
