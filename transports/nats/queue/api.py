@@ -162,12 +162,12 @@ class StoredMessage:
     """Seconds since the epoch, by the server's clock."""
 
 
+@attrs.frozen
 class JetStream:
     """The requests a queue needs. Every one is tried again until `deadline` on trio's clock."""
 
-    def __init__(self, plane: QueuePlane, *, rng: random.Random) -> None:
-        self._plane = plane
-        self._rng = rng
+    _plane: QueuePlane
+    _rng: random.Random = attrs.field(kw_only=True)
 
     async def ask(
         self,

@@ -96,10 +96,17 @@ async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> 
 
 
 async def existing_limits(stream: JetStream, names: StreamNames, *, deadline: float) -> QueueLimits:
-    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, StreamInfo, deadline=deadline)
+    jobs = await _info(stream, names, f"STREAM.INFO.{names.jobs}", StreamInfo, deadline)
+    return queue_limits(jobs.config.description)
+
+
+async def _info(
+    stream: JetStream, names: StreamNames, what: str, kind: type[R], deadline: float
+) -> R:
+    answer = await stream.find(what, {}, kind, deadline=deadline)
     if answer is None:
         raise UnavailableError(f"there is no queue {names.queue}")
-    return queue_limits(answer.config.description)
+    return answer
 
 
 async def make_streams(
@@ -133,16 +140,10 @@ async def read_statistics(
     Raises `UnavailableError` if a stream of the queue is not there, such as on a server that lost
     its disk.
     """
-
-    async def info(what: str, kind: type[R]) -> R:
-        answer = await stream.find(what, {}, kind, deadline=deadline)
-        if answer is None:
-            raise UnavailableError(f"there is no queue {names.queue}")
-        return answer
-
-    jobs = await info(f"STREAM.INFO.{names.jobs}", StreamInfo)
-    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}", ConsumerInfo)
-    dead = await info(f"STREAM.INFO.{names.dead}", StreamInfo)
+    takers = f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}"
+    jobs = await _info(stream, names, f"STREAM.INFO.{names.jobs}", StreamInfo, deadline)
+    consumer = await _info(stream, names, takers, ConsumerInfo, deadline)
+    dead = await _info(stream, names, f"STREAM.INFO.{names.dead}", StreamInfo, deadline)
     depth, age_s = jobs.state.messages, jobs.age_s(wall())
     return QueueStatistics(depth, min(depth, consumer.num_ack_pending), dead.state.messages, age_s)
 
@@ -220,16 +221,16 @@ class SealedJobs:
         return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
 
 
+@attrs.frozen
 class Leases:
     """Compare-and-set over a stream: a record's revision is the sequence of its message.
 
     In a cluster with a secret one that no member wrote is as none: the token of the broker can lose records.
     """
 
-    def __init__(self, stream: JetStream, names: StreamNames, jobs: SealedJobs) -> None:
-        self._stream = stream
-        self._names = names
-        self._jobs = jobs
+    _stream: JetStream
+    _names: StreamNames
+    _jobs: SealedJobs
 
     async def read(self, job_id: str, *, deadline: float) -> tuple[Record | None, int]:
         """The last record of `job_id` and its revision; None and 0 if there is none.
@@ -278,19 +279,17 @@ class Leases:
         raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
 
 
+@attrs.frozen
 class DeadLetters:
     """Adds, lists, finds and forgets them. `wall` is the time in seconds since the epoch.
 
     One that does not open is shown as it is: its reason says why it died.
     """
 
-    def __init__(
-        self, stream: JetStream, names: StreamNames, jobs: SealedJobs, wall: Callable[[], float]
-    ) -> None:
-        self._jobs = jobs
-        self._stream = stream
-        self._names = names
-        self._wall = wall
+    _stream: JetStream
+    _names: StreamNames
+    _jobs: SealedJobs
+    _wall: Callable[[], float]
 
     async def add(
         self, delivery: JobDelivery, attempts: int, reason: str, *, deadline: float

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 
@@ -105,7 +107,7 @@ async def open_work_queue(
     else:
         await make_streams(stream, names, limits, replicas)
     jobs = SealedJobs(sealer, name)
-    queue = NatsWorkQueue(plane, stream, names, limits, jobs, inbox=inbox, wall=env.clock.wall)
+    queue = NatsWorkQueue(plane, stream, names, limits, jobs, inbox, env.clock.wall)
     async with open_nursery() as nursery:
         await nursery.start(queue.run)
         try:
@@ -114,37 +116,33 @@ async def open_work_queue(
             nursery.cancel_scope.cancel()
 
 
+@attrs.define(eq=False)
 class NatsWorkQueue:
     """One process's handle of a queue; made by `NatsEventPlane.work_queue`."""
 
-    def __init__(
-        self,
-        plane: QueuePlane,
-        stream: JetStream,
-        names: StreamNames,
-        limits: QueueLimits,
-        jobs: SealedJobs,
-        *,
-        inbox: str,
-        wall: Callable[[], float],
-    ) -> None:
-        self._plane = plane
-        self._stream = stream
-        self._names = names
-        self.limits = limits
-        """Those in force when it was opened, or when a job last came that had been taken before."""
-        self._jobs = jobs
-        self._token_prefix = inbox.rpartition(".")[2]
+    _plane: QueuePlane
+    _stream: JetStream
+    _names: StreamNames
+    limits: QueueLimits
+    """Those in force when it was opened, or when a job last came that had been taken before."""
+    _jobs: SealedJobs
+    _inbox: str
+    _wall: Callable[[], float]
+    """Seconds since the epoch, compared with the server's time stamps."""
+    _leases: Leases = attrs.field(init=False)
+    _dead: DeadLetters = attrs.field(init=False)
+    _fetcher: Fetcher = attrs.field(init=False)
+    _held: dict[str, HeldJob] = attrs.field(factory=dict, init=False)
+    _tokens: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = Leases(self._stream, self._names, self._jobs)
+        self._dead = DeadLetters(self._stream, self._names, self._jobs, self._wall)
         self._fetcher = Fetcher(
-            plane, names, inbox, self._give_back, lease_s=lambda: self.limits.visibility_timeout_s
+            *(self._plane, self._names, self._inbox, self._give_back),
+            lease_s=lambda: self.limits.visibility_timeout_s,
         )
-        self._leases = Leases(stream, names, jobs)
-        self._wall = wall
-        """Seconds since the epoch, compared with the server's time stamps."""
-        self._dead = DeadLetters(stream, names, jobs, wall)
-        self._held: dict[str, HeldJob] = {}
-        self._tokens = itertools.count()
-        self._nursery: trio.Nursery | None = None
 
     @property
     def name(self) -> str:
@@ -242,6 +240,7 @@ class NatsWorkQueue:
         record: Record | None = None
         revision = 0
         payload: bytes | None = None
+        write = partial(self._leases.write, delivery.job_id, deadline=until)
         with suppress(RemoteProtocolError):
             payload = self._jobs.open(delivery.job_id, delivery.payload, delivery.origin)
         # A first delivery has no record, almost always: the write finds out if it does.
@@ -264,7 +263,7 @@ class NatsWorkQueue:
                     return None
                 case Bury(attempts, reason, is_recorded):
                     dead = self._record(delivery, "dead", attempts, put_ns, reason=reason)
-                    if is_recorded or await self._write(delivery, dead, revision, until):
+                    if is_recorded or await write(dead, revision):
                         words = self._jobs.open_reason(delivery.job_id, dead.reason)
                         text = "queue %s: job %s is a dead letter after %d attempts: %s"
                         logger.error(text, self.name, delivery.job_id, attempts, words)
@@ -272,7 +271,7 @@ class NatsWorkQueue:
                         return None
                 case TakeJob(attempt):
                     leased = self._record(delivery, "leased", attempt, put_ns)
-                    written = await self._write(delivery, leased, revision, until)
+                    written = await write(leased, revision)
                     if written and payload is not None and trio.current_time() < until:
                         expired_at = trio.current_time() + self.limits.visibility_timeout_s
                         self._held[leased.token] = HeldJob(delivery, leased, written, expired_at)
@@ -288,16 +287,11 @@ class NatsWorkQueue:
             state=state,
             job=delivery.number,
             attempt=attempt,
-            token=f"{self._token_prefix}.{next(self._tokens):x}",
+            token=f"{self._inbox.rpartition('.')[2]}.{next(self._tokens):x}",
             put_ns=put_ns,
             reason=reason[:_TOLD_CHARS_MAX],
             delivered=delivery.delivered,
         )
-
-    async def _write(
-        self, delivery: JobDelivery, record: Record, revision: int, deadline: float
-    ) -> int | None:
-        return await self._leases.write(delivery.job_id, record, revision, deadline=deadline)
 
     async def _dead_letter(self, delivery: JobDelivery, dead: Record, deadline: float) -> None:
         """Move a job, whose record says that it is dead, to the dead letters."""
@@ -365,7 +359,7 @@ class NatsWorkQueue:
             return None
         told = self._jobs.seal_reason(job.id, reason[:REASON_CHARS_MAX])
         record = msgspec.structs.replace(held.record, state=state, reason=told)
-        revision = await self._write(held.delivery, record, held.revision, deadline)
+        revision = await self._leases.write(job.id, record, held.revision, deadline=deadline)
         if revision is None:
             self._held.pop(job.token, None)
             return None
