@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -83,24 +83,32 @@ async def test_an_id_is_remembered_from_its_put_and_not_from_when_it_was_queued_
         assert (await taken(queue)).payload == b"anew"
 
 
-class Unacknowledged:
-    """While it is on, no acknowledgement of a plane's consumers leaves it."""
+class CutOff:
+    """While it is on, whoever asks something with `part` in its subject is cut off: it is asked, or not, and answered by nobody."""
 
-    def __init__(self, plane: EventPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, plane: EventPlane, monkeypatch: pytest.MonkeyPatch, part: str, *, is_asked: bool
+    ) -> None:
         self.is_on = True
-        self._request: Any = plane.request
+        self.scope: trio.CancelScope | None = None
+        """Who is cancelled then."""
+        self._part, self._is_asked, self._request = part, is_asked, cast("Any", plane.request)
         monkeypatch.setattr(plane, "request", self)
 
     async def __call__(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] = {}
     ) -> Message:
-        if self.is_on and subject.startswith("$JS.ACK"):
-            await trio.sleep(timeout_s)
-            raise DeadlineError("the process is cut off", definite=True)
-        answer: Message = await self._request(
-            subject, payload, timeout_s=timeout_s, headers=headers
-        )
-        return answer
+        is_cut = self.is_on and self._part in subject
+        answer: Message | None = None
+        if not is_cut or self._is_asked:
+            answer = await self._request(subject, payload, timeout_s=timeout_s, headers=headers)
+        if answer is not None and not is_cut:
+            return answer
+        if self.scope is not None:
+            self.is_on = False
+            self.scope.cancel()
+        await trio.sleep(timeout_s)
+        raise DeadlineError("cut off", definite=not self._is_asked)
 
 
 @ON_NATS
@@ -112,7 +120,7 @@ async def test_a_dead_letter_whose_job_was_not_acknowledged_is_queued_again_with
         for _ in range(LIMITS.attempts_max - 1):
             await queue.nak(await taken(queue), reason="no luck")
         last = await taken(queue)
-        acknowledgements = Unacknowledged(plane, monkeypatch)
+        acknowledgements = CutOff(plane, monkeypatch, "$JS.ACK", is_asked=False)
         assert await queue.nak(last, reason="no luck") is Settlement.DEAD
         acknowledgements.is_on = False
         assert (await queue.statistics()).depth == 1
@@ -152,6 +160,30 @@ async def test_a_dead_letter_that_two_queue_again_at_once_is_one_job(
             assert await queue.ack(await taken(queue)) is Settlement.APPLIED
             statistics = await queue.statistics()
             assert (statistics.depth, statistics.dead) == (0, 0)
+
+
+@ON_NATS
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_lease_that_no_taker_was_told_of_costs_no_attempt(
+    plane: EventPlane,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: bool,
+) -> None:
+    """Its taker was cancelled, or the broker was away, while it was written: nobody has worked on the job."""
+    limits = attrs.evolve(ONE_ATTEMPT, visibility_timeout_s=1)
+    async with plane.work_queue(name, limits=limits) as queue:
+        await queue.put("job", b"")
+        leases = CutOff(plane, monkeypatch, ".lease.", is_asked=True)
+        with trio.CancelScope() as scope:
+            leases.scope = scope if is_cancelled else None
+            assert await queue.take(wait_s=0) is None
+        assert scope.cancelled_caught is is_cancelled
+        leases.is_on = False
+        job = await taken(queue)
+        assert job.attempt == 1
+        assert await queue.ack(job) is Settlement.APPLIED
+        assert (await queue.statistics()).dead == 0
 
 
 @ON_NATS

@@ -215,9 +215,6 @@ class NatsWorkQueue:
                 continue
             try:
                 job = await self._claim(delivery, since)
-            except trio.Cancelled:
-                self._give_back(delivery, since)
-                raise
             except _LOST as error:
                 # It expires and is delivered again, to whoever asks then.
                 logger.warning("queue %s: a delivery was lost: %s", self.name, error)
@@ -251,10 +248,6 @@ class NatsWorkQueue:
                 # Another process may have named others: by old ones a job would die, or be dropped as a copy.
                 self.limits = await existing_limits(self._stream, self._names, deadline=until)
             must_read = True
-            # Queued again it is still the put of then, of which the server knows when it was.
-            put_ns = delivery.put_ns
-            if delivery.is_requeued:
-                put_ns = 0 if record is None else record.put_ns
             match judge(delivery, record, self.limits, opens=payload is not None):
                 case Leave():
                     return None
@@ -262,7 +255,7 @@ class NatsWorkQueue:
                     await self._confirm(delivery, _ACK, until)
                     return None
                 case Bury(attempts, reason, is_recorded):
-                    dead = self._record(delivery, "dead", attempts, put_ns, reason=reason)
+                    dead = self._record(delivery, record, "dead", attempts, reason)
                     if is_recorded or await write(dead, revision):
                         words = self._jobs.open_reason(delivery.job_id, dead.reason)
                         text = "queue %s: job %s is a dead letter after %d attempts: %s"
@@ -270,8 +263,12 @@ class NatsWorkQueue:
                         await self._dead_letter(delivery, dead, until)
                         return None
                 case TakeJob(attempt):
-                    leased = self._record(delivery, "leased", attempt, put_ns)
-                    written = await write(leased, revision)
+                    leased = self._record(delivery, record, "leased", attempt)
+                    try:
+                        written = await write(leased, revision)
+                    except (trio.Cancelled, *_LOST):
+                        self._give_back(delivery, since, leased, revision)
+                        raise
                     if written and payload is not None and trio.current_time() < until:
                         expired_at = trio.current_time() + self.limits.visibility_timeout_s
                         self._held[leased.token] = HeldJob(delivery, leased, written, expired_at)
@@ -281,8 +278,15 @@ class NatsWorkQueue:
         return None  # Others are at it: it is theirs, or is delivered again.
 
     def _record(
-        self, delivery: JobDelivery, state: RecordState, attempt: int, put_ns: int, reason: str = ""
+        self,
+        delivery: JobDelivery,
+        known: Record | None,
+        state: RecordState,
+        attempt: int,
+        reason: str = "",
     ) -> Record:
+        # Queued again it is still the put of then, of which the server knows when it was.
+        put_ns = (known.put_ns if known else 0) if delivery.is_requeued else delivery.put_ns
         return Record(
             state=state,
             job=delivery.number,
@@ -374,20 +378,36 @@ class NatsWorkQueue:
         except (JetStreamError, *_LOST) as error:
             logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
 
-    def _give_back(self, delivery: JobDelivery, since: float) -> None:
-        """A delivery that nobody wants any more. Its record knows of no attempt."""
-        if not self._is_in_time(since):
-            # It may be somebody else's by now, and this would take it from him.
-            return
+    def _give_back(
+        self, delivery: JobDelivery, since: float, leased: Record | None = None, revision: int = 0
+    ) -> None:
+        """A delivery that nobody wants any more, or of which nobody knows whether `leased` was written on top of `revision`.
 
-        async def give_back() -> None:
-            try:
+        It costs no attempt, as no taker has seen it.
+        """
+
+        async def give_back(timeout_s: float) -> None:
+            if leased is not None:
+                unused = msgspec.structs.replace(
+                    leased, state="waiting", attempt=leased.attempt - 1
+                )
+                by = trio.current_time() + timeout_s
+                await self._leases.write(delivery.job_id, unused, revision, deadline=by)
+            # Later it may be somebody else's, and this would take it from him.
+            if self._is_in_time(since):
                 await self._plane.publish(delivery.ack_subject, _NAK)
+
+        async def keep_trying() -> None:
+            try:
+                # Whoever is cancelled mostly leaves the queue, too.
+                with trio.CancelScope(shield=True), suppress(*_LOST):
+                    return await give_back(CONFIRM_TIMEOUT_S)
+                await give_back(self.limits.visibility_timeout_s)
             except TrinamoError as error:
                 logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
 
         if self._nursery is not None:
-            self._nursery.start_soon(give_back)
+            self._nursery.start_soon(keep_trying)
 
     # --- looking after it ---
 
