@@ -63,10 +63,15 @@ _SEALED: Final = "sealed "
 """Begins a reason that is sealed."""
 
 
+def administration() -> float:
+    """Until when something is tried that no caller names a time for, on trio's clock."""
+    return trio.current_time() + ADMINISTRATION_TIMEOUT_S
+
+
 async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str]:
     """The names of all queues on the server, sorted."""
     stream = JetStream(plane, rng=rng)
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    deadline = administration()
     found: list[str] = []
     offset = 0
     while True:
@@ -112,7 +117,7 @@ async def _info(
 async def make_streams(
     stream: JetStream, names: StreamNames, limits: QueueLimits, replicas: int
 ) -> None:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    deadline = administration()
     for config in stream_configs(names, limits, replicas=replicas):
         try:
             await stream.call(
@@ -133,14 +138,14 @@ async def make_streams(
 
 
 async def read_statistics(
-    stream: JetStream, names: StreamNames, wall: Callable[[], float], *, deadline: float
+    stream: JetStream, names: StreamNames, wall: Callable[[], float]
 ) -> QueueStatistics:
     """Depth and age, asked of the streams' leaders; `wall` is the time since the epoch in s.
 
     Raises `UnavailableError` if a stream of the queue is not there, such as on a server that lost
     its disk.
     """
-    takers = f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}"
+    deadline, takers = administration(), f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}"
     jobs = await _info(stream, names, f"STREAM.INFO.{names.jobs}", StreamInfo, deadline)
     consumer = await _info(stream, names, takers, ConsumerInfo, deadline)
     dead = await _info(stream, names, f"STREAM.INFO.{names.dead}", StreamInfo, deadline)
@@ -179,18 +184,18 @@ class SealedJobs:
         return SEALED_BYTES if self._sealer.seals else 0
 
     def seal(self, job_id: str, payload: bytes, origin: JobOrigin) -> bytes:
-        return self._sealer.seal(payload, self._about(job_id, origin))
+        return self._sealer.seal(payload, self._about("job", job_id, origin))
 
     def open(self, job_id: str, sealed: bytes, origin: JobOrigin) -> bytes:
         """Raises `RemoteProtocolError`, and counts, for what no member has put so."""
-        return self._sealer.open(sealed, self._about(job_id, origin))
+        return self._sealer.open(sealed, self._about("job", job_id, origin))
 
     def seal_record(self, job_id: str, record: bytes) -> bytes:
-        return self._sealer.seal(record, self._how_far(job_id))
+        return self._sealer.seal(record, self._about("record", job_id))
 
     def open_record(self, job_id: str, sealed: bytes) -> bytes:
         """Raises `RemoteProtocolError`, and counts, for what no member has written of this job."""
-        return self._sealer.open(sealed, self._how_far(job_id))
+        return self._sealer.open(sealed, self._about("record", job_id))
 
     def seal_reason(self, job_id: str, reason: str) -> str:
         """The words in which a handler failed, which may repeat the payload, as text for a header; their beginning."""
@@ -198,7 +203,7 @@ class SealedJobs:
         words = reason.encode(errors="replace")[:_REASON_BYTES_MAX]
         if not (reason and self._sealer.seals):
             return words.decode(errors="ignore")
-        sealed = self._sealer.seal(words, self._why(job_id))
+        sealed = self._sealer.seal(words, self._about("reason", job_id))
         return _SEALED + urlsafe_b64encode(sealed).decode()
 
     def open_reason(self, job_id: str, text: str) -> str:
@@ -207,18 +212,13 @@ class SealedJobs:
             return text
         try:
             sealed = urlsafe_b64decode(text.removeprefix(_SEALED))
-            return self._sealer.open(sealed, self._why(job_id)).decode(errors="ignore")
+            return self._sealer.open(sealed, self._about("reason", job_id)).decode(errors="ignore")
         except (RemoteProtocolError, ValueError):
             return text
 
-    def _how_far(self, job_id: str) -> bytes:
-        return f"record {self._queue} {job_id}".encode()
-
-    def _why(self, job_id: str) -> bytes:
-        return f"reason {self._queue} {job_id}".encode()
-
-    def _about(self, job_id: str, origin: JobOrigin) -> bytes:
-        return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
+    def _about(self, what: str, job_id: str, origin: JobOrigin | None = None) -> bytes:
+        whose = attrs.astuple(origin) if origin else ()
+        return " ".join((what, self._queue, job_id, *whose)).encode()
 
 
 @attrs.frozen
@@ -302,36 +302,33 @@ class DeadLetters:
             deadline=deadline,
         )
 
-    async def list(self, count_max: int, *, deadline: float) -> list[DeadLetter]:
+    async def list(self, count_max: int) -> list[DeadLetter]:
         """The oldest first."""
         found: list[DeadLetter] = []
         number = 1
         while len(found) < count_max:
             query = {"seq": number, "next_by_subj": self._names.dead_subject("*")}
-            message = await self._stream.message(self._names.dead, query, deadline=deadline)
+            # Each has its time: many large ones come over a slow link, too.
+            message = await self._stream.message(self._names.dead, query, deadline=administration())
             if message is None:
                 break
-            found.append(self._letter(message))
+            found.append(self.letter(message))
             number = message.sequence + 1
         return found
 
-    async def get(self, job_id: str, *, deadline: float) -> DeadLetter | None:
-        message = await self.find(job_id, deadline=deadline)
-        return None if message is None else self._letter(message)
-
-    async def purge(self, job_id: str | None, *, deadline: float) -> int:
+    async def purge(self, job_id: str | None) -> int:
         """Forget one, or all; how many there were."""
         query = {} if job_id is None else {"filter": self._names.dead_subject(job_id)}
         answer = await self._stream.call(
-            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=deadline
+            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=administration()
         )
         return answer.purged
 
-    async def find(self, job_id: str, *, deadline: float) -> StoredMessage | None:
+    async def find(self, job_id: str) -> StoredMessage | None:
         query = {"last_by_subj": self._names.dead_subject(job_id)}
-        return await self._stream.message(self._names.dead, query, deadline=deadline)
+        return await self._stream.message(self._names.dead, query, deadline=administration())
 
-    def _letter(self, message: StoredMessage) -> DeadLetter:
+    def letter(self, message: StoredMessage) -> DeadLetter:
         attempts, reason = read_dead_headers(message.headers)
         job_id = message.subject.rpartition(".")[2]
         dead_s = max(0.0, self._wall() - message.stored_s)

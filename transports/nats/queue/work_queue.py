@@ -61,11 +61,11 @@ from .records import (
     read_origin,
 )
 from .streams import (
-    ADMINISTRATION_TIMEOUT_S,
     DeadLetters,
     HeldJob,
     Leases,
     SealedJobs,
+    administration,
     existing_limits,
     make_streams,
     read_statistics,
@@ -103,7 +103,7 @@ async def open_work_queue(
     stream = JetStream(plane, rng=env.rng)
     names = StreamNames(name)
     if limits is None:
-        limits = await existing_limits(stream, names, deadline=_administration())
+        limits = await existing_limits(stream, names, deadline=administration())
     else:
         await make_streams(stream, names, limits, replicas)
     jobs = SealedJobs(sealer, name)
@@ -386,47 +386,45 @@ class NatsWorkQueue:
         It costs no attempt, as no taker has seen it.
         """
 
-        async def give_back(timeout_s: float) -> None:
-            if leased is not None:
-                unused = msgspec.structs.replace(
-                    leased, state="waiting", attempt=leased.attempt - 1
-                )
-                by = trio.current_time() + timeout_s
-                await self._leases.write(delivery.job_id, unused, revision, deadline=by)
-            # Later it may be somebody else's, and this would take it from him.
-            if self._is_in_time(since):
-                await self._plane.publish(delivery.ack_subject, _NAK)
-
-        async def keep_trying() -> None:
-            try:
-                # Whoever is cancelled mostly leaves the queue, too.
-                with trio.CancelScope(shield=True), suppress(*_LOST):
-                    return await give_back(CONFIRM_TIMEOUT_S)
-                await give_back(self.limits.visibility_timeout_s)
-            except TrinamoError as error:
-                logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
+        async def give_back() -> None:
+            for timeout_s in (CONFIRM_TIMEOUT_S, self.limits.visibility_timeout_s):
+                # At first shielded, for whoever is cancelled mostly leaves the queue, too.
+                with (
+                    trio.CancelScope(shield=timeout_s == CONFIRM_TIMEOUT_S),
+                    suppress(TrinamoError),
+                ):
+                    if leased is not None:
+                        unused = msgspec.structs.replace(
+                            leased, state="waiting", attempt=leased.attempt - 1
+                        )
+                        by = trio.current_time() + timeout_s
+                        await self._leases.write(delivery.job_id, unused, revision, deadline=by)
+                    # Later it may be somebody else's, and this would take it from him.
+                    if self._is_in_time(since):
+                        await self._plane.publish(delivery.ack_subject, _NAK)
+                    return
+            logger.warning("queue %s: a delivery expires unused", self.name)
 
         if self._nursery is not None:
-            self._nursery.start_soon(keep_trying)
+            self._nursery.start_soon(give_back)
 
     # --- looking after it ---
 
     async def statistics(self) -> QueueStatistics:
-        return await read_statistics(
-            self._stream, self._names, self._wall, deadline=_administration()
-        )
+        return await read_statistics(self._stream, self._names, self._wall)
 
     async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
-        return await self._dead.list(count_max, deadline=_administration())
+        return await self._dead.list(count_max)
 
     async def dead_letter(self, job_id: str) -> DeadLetter | None:
         check_job_id(job_id)
-        return await self._dead.get(job_id, deadline=_administration())
+        found = await self._dead.find(job_id)
+        return None if found is None else self._dead.letter(found)
 
     async def requeue(self, job_id: str) -> bool:
         check_job_id(job_id)
-        deadline = _administration()
-        letter = await self._dead.find(job_id, deadline=deadline)
+        deadline = administration()
+        letter = await self._dead.find(job_id)
         if letter is None:
             return False
         if not await self._put_back(job_id, letter, deadline):
@@ -456,8 +454,4 @@ class NatsWorkQueue:
     async def purge_dead(self, job_id: str | None = None) -> int:
         if job_id is not None:
             check_job_id(job_id)
-        return await self._dead.purge(job_id, deadline=_administration())
-
-
-def _administration() -> float:
-    return trio.current_time() + ADMINISTRATION_TIMEOUT_S
+        return await self._dead.purge(job_id)
