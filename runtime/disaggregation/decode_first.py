@@ -63,7 +63,7 @@ from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
 from .engine import Filled, Lending, check_token, first_item, wait_end
-from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
+from .metrics import PrefillMetrics, PrefillOutcome
 
 _log = logging.getLogger("trinamo.disaggregation")
 
@@ -282,32 +282,25 @@ class QueuedPrefills:
         with self._metrics.working(MODE) as record:
             context = Context(asked.request_id)
             context.trace = self._traces.begin(asked.request_id, asked.traceparent)
+            claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
             with context.trace.begin("job", job=asked.id, attempt=job.attempt) as leg:
-                await self._claim(asked, context, record)
+                try:
+                    async with self._handoffs.stream(
+                        claim, Lent, context=context, instance_id=asked.instance_id
+                    ) as handoff:
+                        lent = await first_item(handoff)
+                        prompt = decode_prompt(lent.prompt, asked.prompt_hash)
+                        # Compute and write, for as long as the decode worker wants it; it ends the stream.
+                        async with open_nursery() as nursery:
+                            nursery.start_soon(wait_end, handoff)
+                            await self._compute(asked.instance_id, prompt, lent, context)
+                        record.outcome = PrefillOutcome.DONE
+                except RefusedError:
+                    record.outcome = PrefillOutcome.NOT_WANTED
+                except TrinamoError as error:
+                    record.failed(asked.request_id, error)
                 is_done = record.outcome is PrefillOutcome.DONE
                 leg.finish("success" if is_done else record.outcome.value)
-
-    async def _claim(
-        self, asked: RemotePrefillRequest, context: Context, record: PrefillRecord
-    ) -> None:
-        """Say that the job is here, and if it is wanted do it; what became of it is in `record`."""
-        claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
-        try:
-            async with self._handoffs.stream(
-                claim, Lent, context=context, instance_id=asked.instance_id
-            ) as handoff:
-                lent = await first_item(handoff)
-                prompt = decode_prompt(lent.prompt, asked.prompt_hash)
-                # Compute and write, for as long as the decode worker wants it; it ends the
-                # stream.
-                async with open_nursery() as nursery:
-                    nursery.start_soon(wait_end, handoff)
-                    await self._compute(asked.instance_id, prompt, lent, context)
-                record.outcome = PrefillOutcome.DONE
-        except RefusedError:
-            record.outcome = PrefillOutcome.NOT_WANTED
-        except TrinamoError as error:
-            record.failed(asked.request_id, error)
 
     async def _compute(
         self, decode_worker: str, prompt: GenerateRequest, lent: Lent, context: Context

@@ -139,10 +139,8 @@ class NatsWorkQueue:
     def __attrs_post_init__(self) -> None:
         self._leases = Leases(self._stream, self._names, self._jobs)
         self._dead = DeadLetters(self._stream, self._names, self._jobs, self._wall)
-        self._fetcher = Fetcher(
-            *(self._plane, self._names, self._inbox, self._give_back),
-            lease_s=lambda: self.limits.visibility_timeout_s,
-        )
+        lease_s = lambda: self.limits.visibility_timeout_s  # noqa: E731 -- others may change them
+        self._fetcher = Fetcher(self._plane, self._names, self._inbox, self._give_back, lease_s)
 
     @property
     def name(self) -> str:
