@@ -167,7 +167,7 @@ class JetStream:
     """The requests a queue needs. Every one is tried again until `deadline` on trio's clock."""
 
     _plane: QueuePlane
-    _rng: random.Random = attrs.field(kw_only=True)
+    _rng: random.Random
 
     async def ask(
         self,

@@ -70,7 +70,7 @@ def administration() -> float:
 
 async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str]:
     """The names of all queues on the server, sorted."""
-    stream = JetStream(plane, rng=rng)
+    stream = JetStream(plane, rng)
     deadline = administration()
     found: list[str] = []
     offset = 0
@@ -91,7 +91,7 @@ async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> 
     Raises what a put would: `JetStreamError` or `DeadlineError` says that nothing was stored,
     `UnknownOutcomeError` that nobody said so. The stream stays if it fails, or is cancelled, and is there once.
     """
-    stream = JetStream(plane, rng=rng)
+    stream = JetStream(plane, rng)
     deadline = trio.current_time() + _PROBE_TIMEOUT_S
     config = {"name": PROBE, "subjects": [PROBE_SUBJECT], "num_replicas": replicas, "max_msgs": 1}
     body = {**config, "storage": "file"}

@@ -100,7 +100,7 @@ async def open_work_queue(
 ) -> AsyncIterator[NatsWorkQueue]:
     """Open the queue called `name`; `inbox` is a subject of its own for this handle."""
     check_queue_name(name)
-    stream = JetStream(plane, rng=env.rng)
+    stream = JetStream(plane, env.rng)
     names = StreamNames(name)
     if limits is None:
         limits = await existing_limits(stream, names, deadline=administration())
