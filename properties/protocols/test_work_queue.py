@@ -124,7 +124,7 @@ def test_a_queue_that_is_worked_off_is_empty(
 def test_a_step_under_an_expired_token_changes_nothing(
     limits: QueueLimits, steps: list[tuple[str, object]], back: int
 ) -> None:
-    """Stale is stale: the queue is the same before and after, but for the count of stale steps."""
+    """Stale is stale: the queue is the same before and after."""
     run = Run(limits)
     for kind, argument in steps:
         run.step(kind, argument)

@@ -63,7 +63,7 @@ from ..queues.queues import CountedQueue
 from ..traces.ring import Traces
 from ..traces.trace import Leg
 from .engine import Filled, Lending, check_token, first_item, wait_end
-from .metrics import PrefillMetrics, PrefillOutcome, PrefillRecord
+from .metrics import PrefillMetrics, PrefillOutcome
 
 _log = logging.getLogger("trinamo.disaggregation")
 
@@ -113,7 +113,7 @@ class DecodeFirst:
     _is_broker_reachable: Callable[[], bool]
     _waiting: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
     _refused_until: float = attrs.field(default=-math.inf, init=False)
-    """Until then the queue is not asked, as it did not take the last job: then one tries again."""
+    """Until then the queue is not asked, as it did not take the last job, or one prompt tries whether it takes one."""
     _is_refusal_told: bool = attrs.field(default=False, init=False)
 
     @property
@@ -183,10 +183,17 @@ class DecodeFirst:
     ) -> PrefillReason | None:
         """Put the job into the queue until a prefill worker has it; why, if none has."""
         reason = PrefillReason.QUEUE_AWAY
+        now = trio.current_time()
+        if now < self._refused_until:
+            return reason
+        if self._refused_until > -math.inf:
+            # This one tries, and the others see what it finds.
+            self._refused_until = now + job.timeout_s + REFUSED_S
         with trio.move_on_after(job.timeout_s):
             try:
                 await self._queue.put(job.id, encode(job), timeout_s=job.timeout_s / 2)
             except OverloadedError:
+                self._refused_until = -math.inf
                 return PrefillReason.QUEUE_FULL
             except TrinamoError as error:
                 # No prompt waits for it again in the next seconds.
@@ -196,7 +203,7 @@ class DecodeFirst:
                     text = "queue %s takes no jobs, so prompts are computed here, and one tries again each %g s: %s"
                     _log.warning(text, self._queue.name, REFUSED_S, error)
                 return reason
-            self._is_refusal_told = False
+            self._refused_until, self._is_refusal_told = -math.inf, False
             leg.mark("put")
             reason = PrefillReason.NOT_CLAIMED
             await waiting.claimed.wait()
@@ -275,32 +282,25 @@ class QueuedPrefills:
         with self._metrics.working(MODE) as record:
             context = Context(asked.request_id)
             context.trace = self._traces.begin(asked.request_id, asked.traceparent)
+            claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
             with context.trace.begin("job", job=asked.id, attempt=job.attempt) as leg:
-                await self._claim(asked, context, record)
+                try:
+                    async with self._handoffs.stream(
+                        claim, Lent, context=context, instance_id=asked.instance_id
+                    ) as handoff:
+                        lent = await first_item(handoff)
+                        prompt = decode_prompt(lent.prompt, asked.prompt_hash)
+                        # Compute and write, for as long as the decode worker wants it; it ends the stream.
+                        async with open_nursery() as nursery:
+                            nursery.start_soon(wait_end, handoff)
+                            await self._compute(asked.instance_id, prompt, lent, context)
+                        record.outcome = PrefillOutcome.DONE
+                except RefusedError:
+                    record.outcome = PrefillOutcome.NOT_WANTED
+                except TrinamoError as error:
+                    record.failed(asked.request_id, error)
                 is_done = record.outcome is PrefillOutcome.DONE
                 leg.finish("success" if is_done else record.outcome.value)
-
-    async def _claim(
-        self, asked: RemotePrefillRequest, context: Context, record: PrefillRecord
-    ) -> None:
-        """Say that the job is here, and if it is wanted do it; what became of it is in `record`."""
-        claim = Claim(id=asked.id, descriptor=self._transfers.descriptor())
-        try:
-            async with self._handoffs.stream(
-                claim, Lent, context=context, instance_id=asked.instance_id
-            ) as handoff:
-                lent = await first_item(handoff)
-                prompt = decode_prompt(lent.prompt, asked.prompt_hash)
-                # Compute and write, for as long as the decode worker wants it; it ends the
-                # stream.
-                async with open_nursery() as nursery:
-                    nursery.start_soon(wait_end, handoff)
-                    await self._compute(asked.instance_id, prompt, lent, context)
-                record.outcome = PrefillOutcome.DONE
-        except RefusedError:
-            record.outcome = PrefillOutcome.NOT_WANTED
-        except TrinamoError as error:
-            record.failed(asked.request_id, error)
 
     async def _compute(
         self, decode_worker: str, prompt: GenerateRequest, lent: Lent, context: Context

@@ -74,10 +74,17 @@ def tell_causes(error: BaseException) -> str:
         told: list[str] = []
         cause: BaseException | None = each
         while cause is not None and len(told) < CAUSES_MAX:
-            told.append(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+            told.append(_type_and_text(cause))
             cause = None if cause.__cause__ is None else next(leaves(cause.__cause__))
         chains[", from ".join(told)] = None
     return one_line("; ".join(chains))
+
+
+def _type_and_text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # noqa: BLE001 -- its text is the program's, too, and may fail as all else
+        return f"{type(error).__name__}, whose text cannot be made"
 
 
 def tell_traceback(error: BaseException, *, indent: str = "") -> str:
@@ -97,7 +104,7 @@ def tell_traceback(error: BaseException, *, indent: str = "") -> str:
 
 def name_error(error: BaseException) -> str:
     """Its type and text; of what asyncio's functions raise under trio, what to do as well."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = _type_and_text(error)
     if not any(each in text for each in _OF_ASYNCIO):
         return text
     return (

@@ -20,6 +20,7 @@ import trio
 from ..context import Context
 from ..env import Env
 from ..errors import TrinamoError
+from ..logs.text import tell_causes
 from ..nurseries import is_failure, open_nursery
 from ..planes import LeasedJob, Settlement, WorkQueue
 from ..protocol.queue.consumer import (
@@ -246,7 +247,7 @@ class Consumer(Generic[T]):
         except BaseException as error:
             if not is_failure(error):
                 raise
-            work.fail(WorkEnd.UNREADABLE, f"it does not decode: {_words(error)}", error)
+            work.fail(WorkEnd.UNREADABLE, f"it does not decode: {tell_causes(error)}", error)
             return
         async with open_nursery() as nursery:
             nursery.start_soon(self._keep, work)
@@ -261,7 +262,7 @@ class Consumer(Generic[T]):
                 return
         except BaseException as error:
             if is_failure(error):
-                work.fail(WorkEnd.RAISED, _words(error), error)
+                work.fail(WorkEnd.RAISED, tell_causes(error), error)
                 return
             if isinstance(error, BaseExceptionGroup):
                 # Cancelled from outside, and failed while it cleaned up: only the first goes on.
@@ -331,7 +332,3 @@ class Consumer(Generic[T]):
                 )
             case JobOutcome.DONE | JobOutcome.RETURNED:
                 pass
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -55,7 +55,7 @@ KNOWN = {
         structured_outputs guided_json guided_regex guided_choice guided_grammar ebnf""",
     "the model manager's interface as it is documented upstream": "remove_completions_model",
     "the account of a plain model, balanced by a property":
-        "entered acked died expired forgotten broker_errors",
+        "entered acked died expired broker_errors",
     "statistics for whoever embeds an engine, a cache or a transfer plane": """
         watches blocks_in_flight
         active_blocks waiting_prefill_tokens recent_blocks hits prompt_blocks""",

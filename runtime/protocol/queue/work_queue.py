@@ -46,19 +46,14 @@ _SEEN_MAX: Final = 1_000_000
 
 @attrs.define
 class QueueCounts:
-    """All that ever happened. `entered == depth + acked + died` at every moment."""
+    """What ever happened. `entered == depth + acked + died` at every moment."""
 
     entered: int = 0
     """Jobs put or queued again; duplicates are not among them."""
-    duplicates: int = 0
     acked: int = 0
     died: int = 0
     expired: int = 0
     """Leases that expired."""
-    stale: int = 0
-    """Steps that came too late and changed nothing."""
-    forgotten: int = 0
-    """Dead letters dropped because `dead_max` were kept."""
 
 
 class _State(enum.Enum):
@@ -117,10 +112,10 @@ class WorkQueueModel:
         check_job_id(job_id)
         self.advance(now)
         if job_id in self._jobs or job_id in self._seen:
-            self.counts.duplicates += 1
             return PutResult.DUPLICATE
         self._check_depth()
         self._enter(job_id, payload, origin, now)
+        self._seen[job_id] = now
         return PutResult.ADDED
 
     def take(self, token: str, *, now: float) -> LeasedJob | None:
@@ -228,8 +223,6 @@ class WorkQueueModel:
     def _enter(self, job_id: str, payload: bytes, origin: JobOrigin, now: float) -> None:
         self._number += 1
         job = self._jobs[job_id] = _Job(job_id, payload, self._number, now, origin)
-        self._seen.pop(job_id, None)
-        self._seen[job_id] = now
         self.counts.entered += 1
         self._make_ready(job)
 
@@ -243,10 +236,7 @@ class WorkQueueModel:
 
     def _leased(self, token: str, now: float) -> _Job | None:
         self.advance(now)
-        job = self._leases.get(token)
-        if job is None:
-            self.counts.stale += 1
-        return job
+        return self._leases.get(token)
 
     def _give_back(self, job: _Job, ready_at: float, reason: str, now: float) -> Settlement:
         del self._leases[job.token]
@@ -259,7 +249,6 @@ class WorkQueueModel:
             self._dead[job.id] = _Dead(job.id, job.payload, job.attempt, why, now, job.origin)
             while len(self._dead) > self.limits.dead_max:
                 del self._dead[next(iter(self._dead))]
-                self.counts.forgotten += 1
             return Settlement.DEAD
         if ready_at > now:
             job.state = _State.DELAYED

@@ -343,7 +343,7 @@ class JetStream:
                 return {"success": True, "purged": sum(map(stream.remove, gone))}
             case "STREAM.MSG" if asked[2] == "DELETE":
                 if not stream.remove(body["seq"]):
-                    raise ApiError(10037, "no message found")
+                    raise ApiError(10057, "no message found")
                 return {"success": True}
             case "STREAM.MSG":
                 return _found(_sought(stream, body))

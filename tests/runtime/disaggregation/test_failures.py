@@ -19,6 +19,7 @@ from tests.runtime.disaggregation.serving import (
     until,
 )
 from trinamo.runtime.context import Context
+from trinamo.runtime.disaggregation import decode_first
 from trinamo.runtime.disaggregation.decode_first import QueuedPrefills
 from trinamo.runtime.engines.loop.pinned import Pinned
 from trinamo.runtime.errors import TransferError
@@ -273,6 +274,33 @@ async def test_a_job_that_nobody_takes_is_computed_here() -> None:
         assert second.deltas is not None
         assert tokens(second.deltas) == await alone(prompt(LENGTH))
         assert prefill.prompt_tokens == LENGTH
+
+
+async def test_of_the_prompts_that_come_after_a_refusal_one_waits_for_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others are computed at once, whatever that one finds, until the queue takes a job again."""
+    monkeypatch.setattr(decode_first, "REFUSED_S", 0.1)
+    settings: dict[str, Any] = {"disaggregation__queue_timeout_s": 1.0}
+    async with open_workers("decode", "prefill", **settings) as workers:
+        decode = workers.of("decode")
+        assert decode.runtime is not None
+        (tally,) = decode.runtime.queues.tallies.values()
+        workers.transports.broker.stop()
+        await workers.ask(prompt(LENGTH))
+        await trio.sleep(0.2)
+        async with trio.open_nursery() as nursery:
+            for offset in range(1, 5):
+                nursery.start_soon(workers.ask, prompt(LENGTH, offset=offset))
+        assert decode.prefills("local", "queue_away", "decode_first") == 5
+        assert tally.operations == {("put", "failed"): 2}
+        workers.transports.broker.start()
+        await trio.sleep(0.2)
+        await workers.ask(prompt(LENGTH, offset=5))
+        async with trio.open_nursery() as nursery:
+            for offset in range(6, 9):
+                nursery.start_soon(workers.ask, prompt(LENGTH, offset=offset))
+        assert decode.prefills("remote", "long_prompt", "decode_first") == 4
 
 
 @both_modes

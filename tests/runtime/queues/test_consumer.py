@@ -99,6 +99,35 @@ async def test_a_failed_job_comes_again_after_a_growing_delay_and_then_is_dead(
     check_sums(consumer)
 
 
+class WordlessError(Exception):
+    """Whose own words fail."""
+
+    def __str__(self) -> str:
+        raise KeyError("page")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no page \ud800"), "ValueError: no page \\ud800"),
+        (WordlessError(), "WordlessError, whose text cannot be made"),
+        (ExceptionGroup("1 sub-exception", [ValueError("no page")]), "ValueError: no page"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+async def test_whatever_a_handler_raises_ends_one_job_and_says_why(
+    bench: Bench, autojump_clock: MockClock, error: Exception, reason: str
+) -> None:
+    async def fail(_: LeasedJob, __: bytes) -> None:
+        raise error
+
+    await bench.queue.put("job", b"")
+    async with bench.consuming(fail) as consumer:
+        await until(ended(consumer, JobOutcome.DEAD))
+    (letter,) = await bench.queue.dead_letters()
+    assert letter.reason == reason
+
+
 async def test_a_poison_job_does_not_keep_others_from_being_done(
     bench: Bench,
     autojump_clock: MockClock,

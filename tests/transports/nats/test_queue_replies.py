@@ -187,6 +187,28 @@ async def test_the_liar_that_does_not_lie_serves_a_queue(autojump_clock: MockClo
         assert await list_work_queues(liar, rng=random.Random(1)) == ["q"]
 
 
+class FarAway(Liar):
+    """Each answer takes its time."""
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Message:
+        await trio.sleep(0.9)
+        return await super().request(subject, payload, timeout_s=timeout_s, headers=headers)
+
+
+async def test_dead_letters_are_listed_however_long_all_of_them_take(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(FarAway()) as queue:
+        assert len(await queue.dead_letters(count_max=50)) == 50
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_no_field_of_no_reply_ends_more_than_one_job(

@@ -162,12 +162,12 @@ class StoredMessage:
     """Seconds since the epoch, by the server's clock."""
 
 
+@attrs.frozen
 class JetStream:
     """The requests a queue needs. Every one is tried again until `deadline` on trio's clock."""
 
-    def __init__(self, plane: QueuePlane, *, rng: random.Random) -> None:
-        self._plane = plane
-        self._rng = rng
+    _plane: QueuePlane
+    _rng: random.Random
 
     async def ask(
         self,
@@ -253,6 +253,16 @@ class JetStream:
         headers = {name: value.strip() for name, _, value in pairs}
         stored_s = found.time.timestamp()
         return StoredMessage(found.subject, found.seq, found.data, headers, stored_s)
+
+    async def remove(self, stream: str, sequence: int, *, deadline: float) -> None:
+        """Delete one message; none is no error."""
+        what, query = f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True}
+        try:
+            await self.call(what, query, JetStreamReply, deadline=deadline)
+        except JetStreamError as error:
+            # Whatever fails here has the same number.
+            if not error.message.endswith("no message found"):
+                raise
 
 
 def _decode(payload: bytes, kind: type[R]) -> R:

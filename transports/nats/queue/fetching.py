@@ -16,7 +16,7 @@ import itertools
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Final
 
@@ -57,33 +57,23 @@ class _Waiter:
     is_refused: bool = False
 
 
+@attrs.define(eq=False)
 class Fetcher:
     """Fetches for any number of tasks; `run` is its life."""
 
-    def __init__(
-        self,
-        plane: QueuePlane,
-        names: StreamNames,
-        inbox: str,
-        give_back: Callable[[JobDelivery, float], None],
-        *,
-        lease_s: float,
-    ) -> None:
-        self._plane = plane
-        self._pull_s = min(PULL_S, lease_s / _PULLS_PER_LEASE)
-        self._mark_s = lease_s / _MARKS_PER_LEASE
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.jobs}.{names.CONSUMER}"
-        self._inbox = inbox
-        self._give_back = give_back
-        self._numbers = itertools.count()
-        self._waiters: deque[_Waiter] = deque()
-        self._by_pull: dict[str, _Waiter] = {}
-        self._mark_subject = f"{inbox}.{_MARK}"
-        self._marks: dict[bytes, float] = {}
-        """Those that are under way, and when they were sent."""
-        self._marked_at = -inf
-        self._since = -inf
-        """When the last one that came back was sent."""
+    _plane: QueuePlane
+    _names: StreamNames
+    _inbox: str
+    _give_back: Callable[[JobDelivery, float], None]
+    _lease_s: Callable[[], float]
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    _waiters: deque[_Waiter] = attrs.field(factory=deque, init=False)
+    _by_pull: dict[str, _Waiter] = attrs.field(factory=dict, init=False)
+    _marks: dict[bytes, float] = attrs.field(factory=dict, init=False)
+    """Those that are under way, and when they were sent."""
+    _marked_at: float = attrs.field(default=-inf, init=False)
+    _since: float = attrs.field(default=-inf, init=False)
+    """When the last one that came back was sent."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with self._plane.subscribe(f"{self._inbox}.*", pending_max=PENDING_MAX) as messages:
@@ -129,31 +119,33 @@ class Fetcher:
             return AWAY_POLL_S
         waiter.pull = f"{self._inbox}.{next(self._numbers):x}"
         self._by_pull[waiter.pull] = waiter
+        pull_s = min(PULL_S, self._lease_s() / _PULLS_PER_LEASE)
         if left_s <= 0:
             query: dict[str, object] = {"batch": 1, "no_wait": True}
         else:
-            query = {"batch": 1, "expires": int(min(left_s, self._pull_s) * _NS)}
+            query = {"batch": 1, "expires": int(min(left_s, pull_s) * _NS)}
         try:
             await self._mark()
-            await self._plane.publish(self._subject, json.dumps(query).encode(), reply=waiter.pull)
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._names.jobs}.{self._names.CONSUMER}"
+            await self._plane.publish(subject, json.dumps(query).encode(), reply=waiter.pull)
         except OverloadedError:
             return AWAY_POLL_S
-        return (self._pull_s if left_s > 0 else 0.0) + GRACE_S
+        return (pull_s if left_s > 0 else 0.0) + GRACE_S
 
     async def _mark(self) -> None:
         """Send one, unless one has been sent just now; sooner where none came back: a connection may have been lost with it."""
-        now = trio.current_time()
-        is_lost = now - self._since >= 2 * self._mark_s
-        if now - self._marked_at < (self._mark_s / 8 if is_lost else self._mark_s):
+        now, mark_s = trio.current_time(), self._lease_s() / _MARKS_PER_LEASE
+        is_lost = now - self._since >= 2 * mark_s
+        if now - self._marked_at < (mark_s / 8 if is_lost else mark_s):
             return
         while len(self._marks) >= _MARKS_MAX:
             del self._marks[next(iter(self._marks))]
         self._marked_at, mark = now, b"%x" % next(self._numbers)
         self._marks[mark] = now
-        await self._plane.publish(self._mark_subject, mark)
+        await self._plane.publish(f"{self._inbox}.{_MARK}", mark)
 
     def _on_message(self, message: Message) -> None:
-        if message.subject == self._mark_subject:
+        if message.subject == f"{self._inbox}.{_MARK}":
             self._since = max(self._since, self._marks.pop(message.payload, -inf))
             return
         waiter = self._by_pull.pop(message.subject, None)

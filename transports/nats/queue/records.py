@@ -61,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: str
     """The lease that wrote this."""
     put_ns: Number
-    """When the job's message was stored, by the server's clock."""
+    """When the job was put, by the server's clock; 0 if that is forgotten."""
     reason: str = ""
     delivered: Number = 0
     """By which delivery of the message it was taken; 0 of an older build, which does not say."""

@@ -34,7 +34,6 @@ from .api import (
     StreamPage,
 )
 from .records import (
-    REQUEUED_HEADER,
     JobDelivery,
     Record,
     RecordState,
@@ -58,14 +57,21 @@ PROBE: Final = "trinamo-doctor"
 PROBE_SUBJECT: Final = "trinamo.doctor"
 _PROBE_TIMEOUT_S: Final = 4.0
 _NAME_IN_USE: Final = 10058
+_REASON_BYTES_MAX: Final = 1024
+"""Three times that, as a header quotes what is not ASCII, leaves room for the other headers of a dead letter."""
 _SEALED: Final = "sealed "
 """Begins a reason that is sealed."""
 
 
+def administration() -> float:
+    """Until when something is tried that no caller names a time for, on trio's clock."""
+    return trio.current_time() + ADMINISTRATION_TIMEOUT_S
+
+
 async def list_work_queues(plane: QueuePlane, *, rng: random.Random) -> list[str]:
     """The names of all queues on the server, sorted."""
-    stream = JetStream(plane, rng=rng)
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    stream = JetStream(plane, rng)
+    deadline = administration()
     found: list[str] = []
     offset = 0
     while True:
@@ -85,7 +91,7 @@ async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> 
     Raises what a put would: `JetStreamError` or `DeadlineError` says that nothing was stored,
     `UnknownOutcomeError` that nobody said so. The stream stays if it fails, or is cancelled, and is there once.
     """
-    stream = JetStream(plane, rng=rng)
+    stream = JetStream(plane, rng)
     deadline = trio.current_time() + _PROBE_TIMEOUT_S
     config = {"name": PROBE, "subjects": [PROBE_SUBJECT], "num_replicas": replicas, "max_msgs": 1}
     body = {**config, "storage": "file"}
@@ -94,18 +100,24 @@ async def try_write(plane: QueuePlane, replicas: int, *, rng: random.Random) -> 
     await stream.find(f"STREAM.DELETE.{PROBE}", {}, JetStreamReply, deadline=deadline)
 
 
-async def existing_limits(stream: JetStream, names: StreamNames) -> QueueLimits:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
-    answer = await stream.find(f"STREAM.INFO.{names.jobs}", {}, StreamInfo, deadline=deadline)
+async def existing_limits(stream: JetStream, names: StreamNames, *, deadline: float) -> QueueLimits:
+    jobs = await _info(stream, names, f"STREAM.INFO.{names.jobs}", StreamInfo, deadline)
+    return queue_limits(jobs.config.description)
+
+
+async def _info(
+    stream: JetStream, names: StreamNames, what: str, kind: type[R], deadline: float
+) -> R:
+    answer = await stream.find(what, {}, kind, deadline=deadline)
     if answer is None:
         raise UnavailableError(f"there is no queue {names.queue}")
-    return queue_limits(answer.config.description)
+    return answer
 
 
 async def make_streams(
     stream: JetStream, names: StreamNames, limits: QueueLimits, replicas: int
 ) -> None:
-    deadline = trio.current_time() + ADMINISTRATION_TIMEOUT_S
+    deadline = administration()
     for config in stream_configs(names, limits, replicas=replicas):
         try:
             await stream.call(
@@ -126,23 +138,17 @@ async def make_streams(
 
 
 async def read_statistics(
-    stream: JetStream, names: StreamNames, wall: Callable[[], float], *, deadline: float
+    stream: JetStream, names: StreamNames, wall: Callable[[], float]
 ) -> QueueStatistics:
     """Depth and age, asked of the streams' leaders; `wall` is the time since the epoch in s.
 
     Raises `UnavailableError` if a stream of the queue is not there, such as on a server that lost
     its disk.
     """
-
-    async def info(what: str, kind: type[R]) -> R:
-        answer = await stream.find(what, {}, kind, deadline=deadline)
-        if answer is None:
-            raise UnavailableError(f"there is no queue {names.queue}")
-        return answer
-
-    jobs = await info(f"STREAM.INFO.{names.jobs}", StreamInfo)
-    consumer = await info(f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}", ConsumerInfo)
-    dead = await info(f"STREAM.INFO.{names.dead}", StreamInfo)
+    deadline, takers = administration(), f"CONSUMER.INFO.{names.jobs}.{names.CONSUMER}"
+    jobs = await _info(stream, names, f"STREAM.INFO.{names.jobs}", StreamInfo, deadline)
+    consumer = await _info(stream, names, takers, ConsumerInfo, deadline)
+    dead = await _info(stream, names, f"STREAM.INFO.{names.dead}", StreamInfo, deadline)
     depth, age_s = jobs.state.messages, jobs.age_s(wall())
     return QueueStatistics(depth, min(depth, consumer.num_ack_pending), dead.state.messages, age_s)
 
@@ -178,24 +184,26 @@ class SealedJobs:
         return SEALED_BYTES if self._sealer.seals else 0
 
     def seal(self, job_id: str, payload: bytes, origin: JobOrigin) -> bytes:
-        return self._sealer.seal(payload, self._about(job_id, origin))
+        return self._sealer.seal(payload, self._about("job", job_id, origin))
 
     def open(self, job_id: str, sealed: bytes, origin: JobOrigin) -> bytes:
         """Raises `RemoteProtocolError`, and counts, for what no member has put so."""
-        return self._sealer.open(sealed, self._about(job_id, origin))
+        return self._sealer.open(sealed, self._about("job", job_id, origin))
 
     def seal_record(self, job_id: str, record: bytes) -> bytes:
-        return self._sealer.seal(record, self._how_far(job_id))
+        return self._sealer.seal(record, self._about("record", job_id))
 
     def open_record(self, job_id: str, sealed: bytes) -> bytes:
         """Raises `RemoteProtocolError`, and counts, for what no member has written of this job."""
-        return self._sealer.open(sealed, self._how_far(job_id))
+        return self._sealer.open(sealed, self._about("record", job_id))
 
     def seal_reason(self, job_id: str, reason: str) -> str:
-        """The words in which a handler failed, which may repeat the payload, as text for a header."""
+        """The words in which a handler failed, which may repeat the payload, as text for a header; their beginning."""
+        # No encoder takes a lone surrogate, and a payload of JSON may hold one.
+        words = reason.encode(errors="replace")[:_REASON_BYTES_MAX]
         if not (reason and self._sealer.seals):
-            return reason
-        sealed = self._sealer.seal(reason.encode(), self._why(job_id))
+            return words.decode(errors="ignore")
+        sealed = self._sealer.seal(words, self._about("reason", job_id))
         return _SEALED + urlsafe_b64encode(sealed).decode()
 
     def open_reason(self, job_id: str, text: str) -> str:
@@ -204,30 +212,25 @@ class SealedJobs:
             return text
         try:
             sealed = urlsafe_b64decode(text.removeprefix(_SEALED))
-            return self._sealer.open(sealed, self._why(job_id)).decode()
+            return self._sealer.open(sealed, self._about("reason", job_id)).decode(errors="ignore")
         except (RemoteProtocolError, ValueError):
             return text
 
-    def _how_far(self, job_id: str) -> bytes:
-        return f"record {self._queue} {job_id}".encode()
-
-    def _why(self, job_id: str) -> bytes:
-        return f"reason {self._queue} {job_id}".encode()
-
-    def _about(self, job_id: str, origin: JobOrigin) -> bytes:
-        return " ".join(("job", self._queue, job_id, *attrs.astuple(origin))).encode()
+    def _about(self, what: str, job_id: str, origin: JobOrigin | None = None) -> bytes:
+        whose = attrs.astuple(origin) if origin else ()
+        return " ".join((what, self._queue, job_id, *whose)).encode()
 
 
+@attrs.frozen
 class Leases:
     """Compare-and-set over a stream: a record's revision is the sequence of its message.
 
     In a cluster with a secret one that no member wrote is as none: the token of the broker can lose records.
     """
 
-    def __init__(self, stream: JetStream, names: StreamNames, jobs: SealedJobs) -> None:
-        self._stream = stream
-        self._names = names
-        self._jobs = jobs
+    _stream: JetStream
+    _names: StreamNames
+    _jobs: SealedJobs
 
     async def read(self, job_id: str, *, deadline: float) -> tuple[Record | None, int]:
         """The last record of `job_id` and its revision; None and 0 if there is none.
@@ -276,19 +279,17 @@ class Leases:
         raise EventPlaneError(f"the record of job {job_id} keeps changing", definite=True)
 
 
+@attrs.frozen
 class DeadLetters:
-    """Adds, lists, gives back and forgets them. `wall` is the time in seconds since the epoch.
+    """Adds, lists, finds and forgets them. `wall` is the time in seconds since the epoch.
 
     One that does not open is shown as it is: its reason says why it died.
     """
 
-    def __init__(
-        self, stream: JetStream, names: StreamNames, jobs: SealedJobs, wall: Callable[[], float]
-    ) -> None:
-        self._jobs = jobs
-        self._stream = stream
-        self._names = names
-        self._wall = wall
+    _stream: JetStream
+    _names: StreamNames
+    _jobs: SealedJobs
+    _wall: Callable[[], float]
 
     async def add(
         self, delivery: JobDelivery, attempts: int, reason: str, *, deadline: float
@@ -301,65 +302,33 @@ class DeadLetters:
             deadline=deadline,
         )
 
-    async def list(self, count_max: int, *, deadline: float) -> list[DeadLetter]:
+    async def list(self, count_max: int) -> list[DeadLetter]:
         """The oldest first."""
         found: list[DeadLetter] = []
         number = 1
         while len(found) < count_max:
             query = {"seq": number, "next_by_subj": self._names.dead_subject("*")}
-            message = await self._stream.message(self._names.dead, query, deadline=deadline)
+            # Each has its time: many large ones come over a slow link, too.
+            message = await self._stream.message(self._names.dead, query, deadline=administration())
             if message is None:
                 break
-            found.append(self._letter(message))
+            found.append(self.letter(message))
             number = message.sequence + 1
         return found
 
-    async def get(self, job_id: str, *, deadline: float) -> DeadLetter | None:
-        message = await self._find(job_id, deadline)
-        return None if message is None else self._letter(message)
-
-    async def requeue(self, job_id: str, *, deadline: float) -> bool:
-        """Put a dead letter back among the jobs; whether there was one.
-
-        Raises `JetStreamError` if it is refused, also because the id is in the queue again.
-        Interrupted in between it may be in both places; doing it again mends that.
-        """
-        message = await self._find(job_id, deadline)
-        if message is None:
-            return False
-        # An id of its own, because the job's is still remembered as put.
-        headers = {"Nats-Msg-Id": f"{job_id}.requeued.{message.sequence}", REQUEUED_HEADER: "1"}
-        await self._stream.store(
-            self._names.job_subject(job_id),
-            message.payload,
-            headers | origin_headers(read_origin(message.headers)),
-            deadline=deadline,
-        )
-        await self.remove(message.sequence, deadline=deadline)
-        return True
-
-    async def remove(self, sequence: int, *, deadline: float) -> None:
-        """Forget one message; none is no error."""
-        await self._stream.find(
-            f"STREAM.MSG.DELETE.{self._names.dead}",
-            {"seq": sequence, "no_erase": True},
-            JetStreamReply,
-            deadline=deadline,
-        )
-
-    async def purge(self, job_id: str | None, *, deadline: float) -> int:
+    async def purge(self, job_id: str | None) -> int:
         """Forget one, or all; how many there were."""
         query = {} if job_id is None else {"filter": self._names.dead_subject(job_id)}
         answer = await self._stream.call(
-            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=deadline
+            f"STREAM.PURGE.{self._names.dead}", query, Purged, deadline=administration()
         )
         return answer.purged
 
-    async def _find(self, job_id: str, deadline: float) -> StoredMessage | None:
+    async def find(self, job_id: str) -> StoredMessage | None:
         query = {"last_by_subj": self._names.dead_subject(job_id)}
-        return await self._stream.message(self._names.dead, query, deadline=deadline)
+        return await self._stream.message(self._names.dead, query, deadline=administration())
 
-    def _letter(self, message: StoredMessage) -> DeadLetter:
+    def letter(self, message: StoredMessage) -> DeadLetter:
         attempts, reason = read_dead_headers(message.headers)
         job_id = message.subject.rpartition(".")[2]
         dead_s = max(0.0, self._wall() - message.stored_s)

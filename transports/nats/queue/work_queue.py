@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 
@@ -42,9 +44,10 @@ from trinamo.runtime.protocol.queue.jobs import (
 )
 from trinamo.transports.security.sealing import Sealer
 
-from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane
+from .api import JetStream, JetStreamError, JetStreamReply, QueuePlane, StoredMessage
 from .fetching import Fetcher
 from .records import (
+    REQUEUED_HEADER,
     Bury,
     Drop,
     JobDelivery,
@@ -55,13 +58,14 @@ from .records import (
     TakeJob,
     judge,
     origin_headers,
+    read_origin,
 )
 from .streams import (
-    ADMINISTRATION_TIMEOUT_S,
     DeadLetters,
     HeldJob,
     Leases,
     SealedJobs,
+    administration,
     existing_limits,
     make_streams,
     read_statistics,
@@ -96,14 +100,14 @@ async def open_work_queue(
 ) -> AsyncIterator[NatsWorkQueue]:
     """Open the queue called `name`; `inbox` is a subject of its own for this handle."""
     check_queue_name(name)
-    stream = JetStream(plane, rng=env.rng)
+    stream = JetStream(plane, env.rng)
     names = StreamNames(name)
     if limits is None:
-        limits = await existing_limits(stream, names)
+        limits = await existing_limits(stream, names, deadline=administration())
     else:
         await make_streams(stream, names, limits, replicas)
     jobs = SealedJobs(sealer, name)
-    queue = NatsWorkQueue(plane, stream, names, limits, jobs, inbox=inbox, wall=env.clock.wall)
+    queue = NatsWorkQueue(plane, stream, names, limits, jobs, inbox, env.clock.wall)
     async with open_nursery() as nursery:
         await nursery.start(queue.run)
         try:
@@ -112,35 +116,31 @@ async def open_work_queue(
             nursery.cancel_scope.cancel()
 
 
+@attrs.define(eq=False)
 class NatsWorkQueue:
     """One process's handle of a queue; made by `NatsEventPlane.work_queue`."""
 
-    def __init__(
-        self,
-        plane: QueuePlane,
-        stream: JetStream,
-        names: StreamNames,
-        limits: QueueLimits,
-        jobs: SealedJobs,
-        *,
-        inbox: str,
-        wall: Callable[[], float],
-    ) -> None:
-        self._plane = plane
-        self._stream = stream
-        self._names = names
-        self.limits = limits
-        self._jobs = jobs
-        self._token_prefix = inbox.rpartition(".")[2]
-        lease_s = limits.visibility_timeout_s
-        self._fetcher = Fetcher(plane, names, inbox, self._give_back, lease_s=lease_s)
-        self._leases = Leases(stream, names, jobs)
-        self._wall = wall
-        """Seconds since the epoch, compared with the server's time stamps."""
-        self._dead = DeadLetters(stream, names, jobs, wall)
-        self._held: dict[str, HeldJob] = {}
-        self._tokens = itertools.count()
-        self._nursery: trio.Nursery | None = None
+    _plane: QueuePlane
+    _stream: JetStream
+    _names: StreamNames
+    limits: QueueLimits
+    """Those in force when it was opened, or when a job last came that had been taken before."""
+    _jobs: SealedJobs
+    _inbox: str
+    _wall: Callable[[], float]
+    """Seconds since the epoch, compared with the server's time stamps."""
+    _leases: Leases = attrs.field(init=False)
+    _dead: DeadLetters = attrs.field(init=False)
+    _fetcher: Fetcher = attrs.field(init=False)
+    _held: dict[str, HeldJob] = attrs.field(factory=dict, init=False)
+    _tokens: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = Leases(self._stream, self._names, self._jobs)
+        self._dead = DeadLetters(self._stream, self._names, self._jobs, self._wall)
+        lease_s = lambda: self.limits.visibility_timeout_s  # noqa: E731 -- others may change them
+        self._fetcher = Fetcher(self._plane, self._names, self._inbox, self._give_back, lease_s)
 
     @property
     def name(self) -> str:
@@ -213,9 +213,6 @@ class NatsWorkQueue:
                 continue
             try:
                 job = await self._claim(delivery, since)
-            except trio.Cancelled:
-                self._give_back(delivery, since)
-                raise
             except _LOST as error:
                 # It expires and is delivered again, to whoever asks then.
                 logger.warning("queue %s: a delivery was lost: %s", self.name, error)
@@ -238,16 +235,16 @@ class NatsWorkQueue:
         record: Record | None = None
         revision = 0
         payload: bytes | None = None
-        try:
+        write = partial(self._leases.write, delivery.job_id, deadline=until)
+        with suppress(RemoteProtocolError):
             payload = self._jobs.open(delivery.job_id, delivery.payload, delivery.origin)
-        except RemoteProtocolError as error:
-            where = (self.name, delivery.job_id)
-            logger.warning("queue %s: job %s is refused: %s", *where, error)
         # A first delivery has no record, almost always: the write finds out if it does.
         must_read = delivery.delivered > 1
         for _ in range(CLAIM_TRIES_MAX):
             if must_read:
                 record, revision = await self._leases.read(delivery.job_id, deadline=until)
+                # Another process may have named others: by old ones a job would die, or be dropped as a copy.
+                self.limits = await existing_limits(self._stream, self._names, deadline=until)
             must_read = True
             match judge(delivery, record, self.limits, opens=payload is not None):
                 case Leave():
@@ -256,13 +253,20 @@ class NatsWorkQueue:
                     await self._confirm(delivery, _ACK, until)
                     return None
                 case Bury(attempts, reason, is_recorded):
-                    dead = self._record(delivery, "dead", attempts, reason=reason)
-                    if is_recorded or await self._write(delivery, dead, revision, until):
+                    dead = self._record(delivery, record, "dead", attempts, reason)
+                    if is_recorded or await write(dead, revision):
+                        words = self._jobs.open_reason(delivery.job_id, dead.reason)
+                        text = "queue %s: job %s is a dead letter after %d attempts: %s"
+                        logger.error(text, self.name, delivery.job_id, attempts, words)
                         await self._dead_letter(delivery, dead, until)
                         return None
                 case TakeJob(attempt):
-                    leased = self._record(delivery, "leased", attempt)
-                    written = await self._write(delivery, leased, revision, until)
+                    leased = self._record(delivery, record, "leased", attempt)
+                    try:
+                        written = await write(leased, revision)
+                    except (trio.Cancelled, *_LOST):
+                        self._give_back(delivery, since, leased, revision)
+                        raise
                     if written and payload is not None and trio.current_time() < until:
                         expired_at = trio.current_time() + self.limits.visibility_timeout_s
                         self._held[leased.token] = HeldJob(delivery, leased, written, expired_at)
@@ -272,22 +276,24 @@ class NatsWorkQueue:
         return None  # Others are at it: it is theirs, or is delivered again.
 
     def _record(
-        self, delivery: JobDelivery, state: RecordState, attempt: int, *, reason: str = ""
+        self,
+        delivery: JobDelivery,
+        known: Record | None,
+        state: RecordState,
+        attempt: int,
+        reason: str = "",
     ) -> Record:
+        # Queued again it is still the put of then, of which the server knows when it was.
+        put_ns = (known.put_ns if known else 0) if delivery.is_requeued else delivery.put_ns
         return Record(
             state=state,
             job=delivery.number,
             attempt=attempt,
-            token=f"{self._token_prefix}.{next(self._tokens):x}",
-            put_ns=delivery.put_ns,
+            token=f"{self._inbox.rpartition('.')[2]}.{next(self._tokens):x}",
+            put_ns=put_ns,
             reason=reason[:_TOLD_CHARS_MAX],
             delivered=delivery.delivered,
         )
-
-    async def _write(
-        self, delivery: JobDelivery, record: Record, revision: int, deadline: float
-    ) -> int | None:
-        return await self._leases.write(delivery.job_id, record, revision, deadline=deadline)
 
     async def _dead_letter(self, delivery: JobDelivery, dead: Record, deadline: float) -> None:
         """Move a job, whose record says that it is dead, to the dead letters."""
@@ -355,7 +361,7 @@ class NatsWorkQueue:
             return None
         told = self._jobs.seal_reason(job.id, reason[:REASON_CHARS_MAX])
         record = msgspec.structs.replace(held.record, state=state, reason=told)
-        revision = await self._write(held.delivery, record, held.revision, deadline)
+        revision = await self._leases.write(job.id, record, held.revision, deadline=deadline)
         if revision is None:
             self._held.pop(job.token, None)
             return None
@@ -370,17 +376,32 @@ class NatsWorkQueue:
         except (JetStreamError, *_LOST) as error:
             logger.warning("queue %s: %s not confirmed: %s", self.name, word.decode(), error)
 
-    def _give_back(self, delivery: JobDelivery, since: float) -> None:
-        """A delivery that nobody wants any more. Its record knows of no attempt."""
-        if not self._is_in_time(since):
-            # It may be somebody else's by now, and this would take it from him.
-            return
+    def _give_back(
+        self, delivery: JobDelivery, since: float, leased: Record | None = None, revision: int = 0
+    ) -> None:
+        """A delivery that nobody wants any more, or of which nobody knows whether `leased` was written on top of `revision`.
+
+        It costs no attempt, as no taker has seen it.
+        """
 
         async def give_back() -> None:
-            try:
-                await self._plane.publish(delivery.ack_subject, _NAK)
-            except TrinamoError as error:
-                logger.warning("queue %s: a delivery expires unused: %s", self.name, error)
+            for timeout_s in (CONFIRM_TIMEOUT_S, self.limits.visibility_timeout_s):
+                # At first shielded, for whoever is cancelled mostly leaves the queue, too.
+                with (
+                    trio.CancelScope(shield=timeout_s == CONFIRM_TIMEOUT_S),
+                    suppress(TrinamoError),
+                ):
+                    if leased is not None:
+                        unused = msgspec.structs.replace(
+                            leased, state="waiting", attempt=leased.attempt - 1
+                        )
+                        by = trio.current_time() + timeout_s
+                        await self._leases.write(delivery.job_id, unused, revision, deadline=by)
+                    # Later it may be somebody else's, and this would take it from him.
+                    if self._is_in_time(since):
+                        await self._plane.publish(delivery.ack_subject, _NAK)
+                    return
+            logger.warning("queue %s: a delivery expires unused", self.name)
 
         if self._nursery is not None:
             self._nursery.start_soon(give_back)
@@ -388,32 +409,47 @@ class NatsWorkQueue:
     # --- looking after it ---
 
     async def statistics(self) -> QueueStatistics:
-        return await read_statistics(
-            self._stream, self._names, self._wall, deadline=_administration()
-        )
+        return await read_statistics(self._stream, self._names, self._wall)
 
     async def dead_letters(self, *, count_max: int = 100) -> list[DeadLetter]:
-        return await self._dead.list(count_max, deadline=_administration())
+        return await self._dead.list(count_max)
 
     async def dead_letter(self, job_id: str) -> DeadLetter | None:
         check_job_id(job_id)
-        return await self._dead.get(job_id, deadline=_administration())
+        found = await self._dead.find(job_id)
+        return None if found is None else self._dead.letter(found)
 
     async def requeue(self, job_id: str) -> bool:
         check_job_id(job_id)
+        deadline = administration()
+        letter = await self._dead.find(job_id)
+        if letter is None:
+            return False
+        if not await self._put_back(job_id, letter, deadline):
+            # The id is in the queue. It may be the job that died, not acknowledged yet. Of one that was put since the
+            # record knows nothing or says something else, and that job stands for both.
+            record, _ = await self._leases.read(job_id, deadline=deadline)
+            if record and record.state == "dead" and letter.stored_s >= record.put_ns / _NS:
+                await self._stream.remove(self._names.jobs, record.job, deadline=deadline)
+                await self._put_back(job_id, letter, deadline)
+        # Interrupted before this it is in both places; doing it again mends that.
+        await self._stream.remove(self._names.dead, letter.sequence, deadline=deadline)
+        return True
+
+    async def _put_back(self, job_id: str, letter: StoredMessage, deadline: float) -> bool:
+        """Store a dead letter among the jobs, too; False if its id is in the queue."""
+        # An id of its own, because the job's is still remembered as put.
+        headers = {"Nats-Msg-Id": f"{job_id}.requeued.{letter.sequence}", REQUEUED_HEADER: "1"}
+        origin = origin_headers(read_origin(letter.headers))
+        subject = self._names.job_subject(job_id)
         try:
-            return await self._dead.requeue(job_id, deadline=_administration())
+            await self._stream.store(subject, letter.payload, headers | origin, deadline=deadline)
         except JetStreamError as error:
             self._refused(error)
-        # The id was put anew meanwhile: that job stands for both.
-        await self._dead.purge(job_id, deadline=_administration())
+            return False
         return True
 
     async def purge_dead(self, job_id: str | None = None) -> int:
         if job_id is not None:
             check_job_id(job_id)
-        return await self._dead.purge(job_id, deadline=_administration())
-
-
-def _administration() -> float:
-    return trio.current_time() + ADMINISTRATION_TIMEOUT_S
+        return await self._dead.purge(job_id)
