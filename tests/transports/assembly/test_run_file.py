@@ -107,12 +107,41 @@ def test_only_folders_of_the_embedded_servers_are_swept(folders: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"pid": "x"}), "\x00"])
+GARBAGE = ["", "{", "[]", "{}", json.dumps({"pid": "x"}), "\x00"]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
 def test_a_file_that_is_none_of_ours_is_swept(text: str) -> None:
     run_folder().mkdir()
-    (run_folder() / "1.json").write_text(text)
+    (run_folder() / "none.json").write_text(text)
 
     assert find_runs() == []
+    assert list(run_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_a_file_that_cannot_be_read_is_left_to_the_process_that_it_is_called_after(
+    text: str,
+) -> None:
+    """Another build may have written it, and its own commands need it."""
+    path = run_folder() / f"{os.getpid()}.json"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    assert find_runs() == []
+    assert path.exists()
+
+
+def test_a_cluster_of_another_build_is_found() -> None:
+    """It has written more, of itself and of each process, and less."""
+    run = run_file()
+    written = attrs.asdict(run)
+    del written["configured"]
+    written["processes"][0]["later"] = written["later"] = 1
+    run.write()
+    run.path.write_text(json.dumps(written))
+
+    assert find_runs() == [run]
 
 
 def test_without_a_runtime_folder_the_cache_is_used(

@@ -280,7 +280,6 @@ class LocalCluster:
 
     def _publish(self, state: str) -> None:
         plan, config = self.plan, self._config
-        file = plan.sources.file
         run = RunFile(
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
@@ -290,8 +289,7 @@ class LocalCluster:
             nats=config.event_plane.nats.servers,
             settings=shared_settings(config),
             engine=plan.engine,
-            config_file="" if file is None else str(file.absolute()),
-            preset=plan.sources.preset or "",
+            configured=plan.sources.defaults,
             processes=(
                 *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
                 *(
