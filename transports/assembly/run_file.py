@@ -21,6 +21,7 @@ import attrs
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
+from trinamo.runtime.env import user_cache
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.servers.process import scratch_parent
 
@@ -104,8 +105,7 @@ def run_folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         return Path(runtime) / "trinamo"
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "trinamo" / "run"
+    return user_cache() / "run"
 
 
 def process_started(pid: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -154,3 +155,17 @@ def test_without_a_runtime_folder_the_cache_is_used(
 
     assert run_folder() == tmp_path / "cache" / "trinamo" / "run"
     assert len(find_runs()) == 1
+
+
+def test_who_has_no_home_has_that_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found there, and what cannot be written is said; nobody is shown a traceback."""
+
+    def nobody(_: int) -> object:
+        raise KeyError
+
+    for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+    assert run_folder() == Path("/.cache/trinamo/run")
+    assert find_runs() == []
