@@ -59,7 +59,6 @@ DISCOVERY_POLL_S: Final = 0.02
 _SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
 # Where an embedded server keeps its data, and was told to listen, is its owner's business alone.
 _OWN: Final = (".data_dir", ".store_dir", ".port")
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalCluster:
@@ -97,7 +96,7 @@ class LocalCluster:
         find_runs()  # Sweeps what a killed cluster left behind.
         for host, port, advice in self.plan.ports:
             check_port(host, port, advice)
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with trio.open_signal_receiver(*ending_signals()) as signals:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._listen, signals)
                 try:
@@ -312,6 +311,14 @@ class LocalCluster:
                 " cluster by itself"
             )
         self._run_file = run
+
+
+def ending_signals() -> set[signal.Signals]:
+    """What drains the cluster: a terminal that goes, too, unless `nohup` says to outlive it."""
+    found = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        found.remove(signal.SIGHUP)
+    return found
 
 
 def _some_frontends(number: int) -> str:
