@@ -37,6 +37,7 @@ from .planes import (
 )
 from .router import RouterConfig
 from .source import (
+    ConfigValue,
     build_config,
     read_environ,
     read_overrides,
@@ -317,6 +318,16 @@ def preset_text(name: str) -> str:
     return Path(__file__).with_name("presets").joinpath(f"{name}.yaml").read_text("utf-8")
 
 
+def read_files(path: str | os.PathLike[str] | None, preset: str | None) -> dict[str, ConfigValue]:
+    """What a preset and a file say, by key; raises as `load_config` does."""
+    settings: dict[str, ConfigValue] = {}
+    if preset is not None:
+        settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
+    if path is not None:
+        settings |= read_yaml_file(Config, Path(path))
+    return settings
+
+
 def load_config(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -339,11 +350,7 @@ def load_config(
         ConfigError: Names the key, where it was written (file and line, variable or option) and
             the nearest key that exists.
     """
-    settings = read_overrides(Config, defaults or {})
-    if preset is not None:
-        settings |= read_yaml(Config, preset_text(preset), f"preset {preset}")
-    if path is not None:
-        settings |= read_yaml_file(Config, Path(path))
+    settings = read_overrides(Config, defaults or {}) | read_files(path, preset)
     settings |= read_environ(Config, os.environ if environ is None else environ)
     settings |= read_overrides(Config, overrides or {})
     return build_config(Config, settings)

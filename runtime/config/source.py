@@ -233,6 +233,7 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
     try:
         if isinstance(value, str):
             value = _from_text(field, value, setting)
+        _refuse_nul(value)
         if field.is_mapping and isinstance(value, dict):
             # A number or a truth value as it would be written.
             value = {
@@ -250,6 +251,12 @@ def _checked(field: Field, setting: ConfigValue) -> Any:
         options = ", ".join(map(str, kind.get("enum", ())))
         choices = f" (one of {options})" if options else ""
         raise ConfigError(f"{field.key} ({setting.origin}): {said}{shown}{choices}") from exc
+
+
+def _refuse_nul(value: Any) -> None:
+    """No name of a file has one, and no header."""
+    if "\0" in "".join(map(str, value if isinstance(value, list) else [value])):
+        raise ValueError("text has no NUL")
 
 
 def _from_text(field: Field, text: str, setting: ConfigValue) -> Any:

@@ -62,8 +62,11 @@ class StopRequest:
 
 
 @asynccontextmanager
-async def stopped_by_signals() -> AsyncIterator[StopRequest]:
+async def stopped_by_signals(*, is_supervised: bool = False) -> AsyncIterator[StopRequest]:
     """Yield what SIGINT and SIGTERM ask; all inside is the start until `starting` is left.
+
+    In a process that `is_supervised` SIGTERM hurries nothing: an operator has sent it to this one, and
+    its supervisor, which has deadlines and a kill, sends it to all when they are to end.
 
     Raises `RuntimeError` in another thread than the main one, which signals do not reach.
     """
@@ -82,6 +85,8 @@ async def stopped_by_signals() -> AsyncIterator[StopRequest]:
 
             async def listen() -> None:
                 async for number in signals:
+                    if is_supervised and number == signal.SIGTERM and stop.is_requested:
+                        continue
                     _log.info("%s: %s", signal.Signals(number).name, stop.request())
 
             nursery.start_soon(listen)

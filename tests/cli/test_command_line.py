@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import sys
@@ -49,6 +50,29 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [("worker", "--print-config"), ("up", "--help"), ("doctor",)])
+def test_a_process_without_standard_streams_runs_without_a_traceback(
+    place: Place, command: tuple[str, ...]
+) -> None:
+    """Nor is what it opens next taken for its standard output."""
+    told = place.root / "told"
+    line = shlex.join([sys.executable, "-m", "trinamo.cli", *command])
+    code = f"exec <&- >&- 2>{shlex.quote(str(told))}; exec {line}"
+    done = subprocess.run(["/bin/sh", "-c", code], env=place.environ, timeout=60, check=False)
+    assert "Traceback" not in told.read_text()
+    assert done.returncode in (0, 1)
+
+
+@pytest.mark.parametrize("command", [("up", "--help"), ("doctor",)])
+def test_what_a_terminal_without_utf_8_cannot_show_is_a_question_mark(
+    place: Place, command: tuple[str, ...]
+) -> None:
+    narrow = Place(place.root, extra={"PYTHONIOENCODING": "ascii"})
+    process = narrow.start(*command, is_forked=False)
+    process.wait(60)
+    assert "Traceback" not in narrow.output
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 `trinamo up` gives its servers addresses, tokens and a secret of their own for each run, so somebody
 has to tell. The file is for its user alone, because it holds them. It is written whole, belongs to one process (pid and start time, so a pid used again is not mistaken for it) and is
-removed at the end; what a killed `up` left behind is swept by the next reader. Which of several running
+removed at the end; what a killed `up` left behind is swept by the next reader. That may be of another build. Which of several running
 clusters a configuration means is said here, too.
 """
 
@@ -15,15 +15,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
+from trinamo.runtime.env import user_cache
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.servers.process import scratch_parent
 
+T = TypeVar("T", bound=attrs.AttrsInstance)
 FILE_BYTES_MAX: Final = 256 * 1024
 # The only folders that sweeping may remove: what the embedded servers make for themselves.
 _OURS: Final = ("trinamo-etcd-", "trinamo-nats-", "trinamo-run-")
@@ -61,8 +63,8 @@ class RunFile:
     etcd: tuple[str, ...] = ()
     nats: tuple[str, ...] = ()
     engine: str = ""
-    config_file: str = ""
-    preset: str = ""
+    configured: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    """What its file and its preset said at its start, by key: the file may say another thing by now."""
     settings: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     """What a process needs to belong to the cluster, by key: `cli/up/cluster.py`. Secrets are in it."""
     processes: tuple[ProcessEntry, ...] = ()
@@ -103,8 +105,7 @@ def run_folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         return Path(runtime) / "trinamo"
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "trinamo" / "run"
+    return user_cache() / "run"
 
 
 def process_started(pid: int) -> int | None:
@@ -121,9 +122,15 @@ def process_started(pid: int) -> int | None:
 def find_runs() -> list[RunFile]:
     """The clusters of this user that are running, the newest first. Files left over are swept."""
     for path, run in _read_all():
-        if run is None or not run.is_alive:
+        if not (run.is_alive if run is not None else is_kept(path)):
             sweep(path, run)
     return running()
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a file of the run folder that nobody here can read may be that of another build's process."""
+    pid = path.stem
+    return pid.isdecimal() and process_started(int(pid)) is not None
 
 
 def running() -> list[RunFile]:
@@ -157,11 +164,16 @@ def _read_all() -> Iterator[tuple[Path, RunFile | None]]:
 
 
 def _parse(value: dict[str, Any]) -> RunFile:
-    value["processes"] = tuple(ProcessEntry(**each) for each in value["processes"])
+    value["processes"] = tuple(known_fields(ProcessEntry, each) for each in value["processes"])
     for name in ("etcd", "nats", "directories"):
         value[name] = tuple(value[name])
     value["settings"] = {str(key): str(text) for key, text in value["settings"].items()}
-    return RunFile(**value)
+    return known_fields(RunFile, value)
+
+
+def known_fields(kind: type[T], value: Mapping[str, Any]) -> T:
+    """A `kind` of those of the values that it has; another build may have written more."""
+    return kind(**{each: value[each] for each in attrs.fields_dict(kind) if each in value})
 
 
 def names_etcd(section: EtcdConfig) -> bool:
@@ -229,5 +241,4 @@ def running_config() -> Config:
             f"{len(runs)} clusters run here; name the etcd of the one that is meant by"
             f" TRINAMO_CONTROL_PLANE__ETCD__ENDPOINTS: {found}"
         )
-    file = Path(run.config_file) if run.config_file and Path(run.config_file).is_file() else None
-    return load_config(file, preset=run.preset or None, overrides=run.settings)
+    return load_config(overrides=run.settings, defaults=run.configured)

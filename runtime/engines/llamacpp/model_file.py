@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ...env import at_home, user_cache
 from ...errors import ConfigError
 from ...protocol.openai.generate import SamplingDefaults
 
@@ -50,8 +51,7 @@ _SAMPLING_KEYS: Final = {
 
 def cache_folder() -> Path:
     """`~/.cache/trinamo/models`, or below `XDG_CACHE_HOME` if that is set."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "trinamo" / "models"
+    return user_cache() / "models"
 
 
 def find_model(path: str | Path | None = None) -> Path:
@@ -62,7 +62,7 @@ def find_model(path: str | Path | None = None) -> Path:
     """
     named = path or os.environ.get("TRINAMO_MODEL")
     if named:
-        found = Path(named).expanduser()
+        found = at_home(named)
         if not found.is_file():
             source = "the model path" if path else "TRINAMO_MODEL"
             raise ConfigError(f"{source} names {found}, which is no file")
@@ -81,7 +81,7 @@ def missing_model(path: str | Path | None = None) -> Path | None:
         find_model(path)
     except ConfigError:
         named = path or os.environ.get("TRINAMO_MODEL")
-        return Path(named).expanduser() if named else cache_folder() / FILE_NAME
+        return at_home(named) if named else cache_folder() / FILE_NAME
     return None
 
 

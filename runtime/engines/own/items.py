@@ -5,13 +5,19 @@ Synchronous, and knows nothing of time. `serving.py` asks the generator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+import msgspec
 
 from ...errors import EngineError, RequestError
 from ...protocol.openai.generate import Delta, FinishReason, GenerateRequest, TokenLogprob
+from ...protocol.undecodable import UNDECODABLE
 from ..prompts import check_prompt_fits
 from ..text import StopMatcher
 
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Delta)
 _NOT_OURS = "the answer does not begin with these tokens"
 _NO_VOCABULARY = 0
 """The id of a token of which only the text is known."""
@@ -60,17 +66,9 @@ class AnswerItems:
     def take(self, item: object) -> Delta | None:
         """What the client gets for one item; None while its text is held back.
 
-        Raises `EngineError` for an item that is neither `str` nor `Delta`.
+        Raises `EngineError` for an item that is neither `str` nor `Delta`, or no such as can be sent.
         """
-        if isinstance(item, str):
-            item = Delta(item)
-        elif not isinstance(item, Delta):
-            raise EngineError(
-                f"engine {self._engine} yielded an item of type {type(item).__name__};"
-                " an engine yields str or trinamo.Delta"
-            )
-        if not item.text.isascii():
-            self._check_text(item.text)
+        item = self._checked(item)
         if item.prompt_tokens not in (0, self.prompt_tokens):
             self.prompt_tokens = self._untold = item.prompt_tokens
         if item.cached_tokens or item.prompt_token_ids or item.prompt_logprobs:
@@ -103,14 +101,30 @@ class AnswerItems:
         if self._to_skip:
             raise RequestError(_NOT_OURS, param="delivered_ids")
 
-    def _check_text(self, text: str) -> None:
+    def _checked(self, item: object) -> Delta:
+        """The item as the frontend would read it, which would take what it cannot read for a broken link."""
+        who = f"engine {self._engine} yielded"
         try:
-            text.encode()
+            if isinstance(item, str):
+                if not item.isascii():
+                    item.encode()
+                return Delta(item)
+            if isinstance(item, Delta):
+                return _DECODER.decode(_ENCODER.encode(item))
         except UnicodeEncodeError as error:
             raise EngineError(
-                f"engine {self._engine} yielded text that is no Unicode: {text[error.start]!a}, half"
+                f"{who} text that is no Unicode: {error.object[error.start]!a}, half"
                 " of a pair; decode bytes with errors='replace', and whole characters at a time"
             ) from None
+        except (*UNDECODABLE, TypeError, OverflowError) as error:
+            # Fields travel by their place.
+            named = re.sub(
+                r"\$\[(\d+)\]", lambda it: Delta.__struct_fields__[int(it[1])], str(error)
+            )
+            raise EngineError(f"{who} a Delta that cannot be sent: {named}") from None
+        raise EngineError(
+            f"{who} an item of type {type(item).__name__}; an engine yields str or trinamo.Delta"
+        )
 
     def finish(self) -> Delta:
         """The last delta, after which the generator yields no more, or was stopped."""

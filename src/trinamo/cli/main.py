@@ -18,7 +18,7 @@ from .bench.transfer import bench_app
 from .chat.chat import chat
 from .completion import completion
 from .doctor.doctor import doctor
-from .failures import guarded
+from .failures import guarded, settle_streams
 from .queue import queue_app
 from .serve.serving import frontend, worker
 from .settings import config_app
@@ -98,5 +98,6 @@ def _tidied(command: Any) -> Any:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    settle_streams()
     completion_init()
     sys.exit(guarded(_tidied(typer.main.get_command(app))))

@@ -253,6 +253,8 @@ class Sources:
     overrides: Mapping[str, Any] = attrs.field(factory=dict)
     is_shown: bool = False
     """Whether the configuration is to be printed, and nothing else done (`printed`)."""
+    defaults: Mapping[str, Any] = attrs.field(factory=dict)
+    """What holds where nobody says anything else."""
 
     def printed(self) -> bool:
         """Write the configuration to standard output if that was asked for, and say whether.
@@ -276,10 +278,17 @@ class Sources:
             self.file,
             preset=self.preset,
             overrides=self.overrides,
-            defaults=gather(None, **defaults),
+            defaults={**gather(None, **defaults), **self.defaults},
         )
         show_tracebacks(config.log.level == "debug")
         return config
+
+    def read(self) -> Sources:
+        """The same with what its file and its preset say now, whatever becomes of the file."""
+        from trinamo.runtime.config.config import read_files
+
+        found = {key: each.value for key, each in read_files(self.file, self.preset).items()}
+        return attrs.evolve(self, file=None, preset=None, defaults={**self.defaults, **found})
 
     def with_overrides(self, **named: Any) -> Sources:
         """The same with more overrides, named as in `gather`; those given here win."""

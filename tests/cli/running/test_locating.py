@@ -8,14 +8,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from trinamo.cli.options import Sources
 from trinamo.cli.running.locating import join, locate
 from trinamo.cli.up.cluster import shared_settings
+from trinamo.cli.up.plan import plan_cluster
+from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.errors import ConfigError
-from trinamo.transports.assembly.run_file import RunFile, process_started
+from trinamo.transports.assembly.run_file import RunFile, process_started, running_config
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,30 @@ def test_a_process_joins_the_cluster_that_runs_beside_it() -> None:
     assert config.control_plane.etcd.endpoints == run.etcd
     assert config.event_plane.nats.token == Secret("token-1000")
     assert config.security.secret_file == "/secret-1000"
+
+
+def test_the_file_of_a_cluster_counts_as_it_was_at_the_start(tmp_path: Path) -> None:
+    """An edit is for the next start; till then it must not turn commands to another place."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("http: {port: 1000, lame_duck_s: 7}\nrouter: {inhibit_s: 3}\n")
+    plan = plan_cluster(Sources(file, overrides={"worker.engine": "echo"}))
+    attrs.evolve(write_run(os.getpid(), 1000), configured=plan.sources.defaults).write()
+    for text in ("http: {port: 2000}", "http: {prot: 2000}", "http: ["):
+        file.write_text(text)
+        for config in (plan.sources.load(), locate(SOURCES).config, join(SOURCES)[0].load()):
+            assert (config.http.port, config.http.lame_duck_s) == (1000, 7)
+            assert config.router.inhibit_s == 3
+        assert running_config().http.port == 1000
+
+
+def test_who_has_a_file_of_its_own_has_nothing_of_the_cluster_s(tmp_path: Path) -> None:
+    run = attrs.evolve(write_run(os.getpid(), 1000), configured={"http.port": 1000})
+    run.write()
+    file = tmp_path / "own.yaml"
+    file.write_text("router: {inhibit_s: 3}\n")
+    config = locate(Sources(file)).config
+    assert (config.http.port, config.router.inhibit_s) == (Config().http.port, 3)
+    assert config.control_plane.etcd.endpoints == run.etcd
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 import trio
 
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
+from trinamo.cli.children.shared_port import reserved_port
 from trinamo.cli.options import Sources
-from trinamo.cli.up.cluster import shared_settings, welcome
+from trinamo.cli.up.cluster import ending_signals, shared_settings, welcome
 from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.planes import NatsConfig
@@ -186,3 +188,29 @@ def test_where_clients_need_keys_the_printed_commands_send_one() -> None:
     assert "Bearer" not in lines[False]
     assert ' -H "authorization: Bearer $KEY"' in lines[True]
     assert 'trinamo chat --key-env KEY "' in lines[True]
+
+
+def test_a_cluster_that_nohup_has_started_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert ending_signals() == {signal.SIGINT, signal.SIGTERM}
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert ending_signals() == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_port_that_one_frontend_had_alone_is_free_for_several_at_once() -> None:
+    """Its last connections linger for a minute. Held, it is nobody else's."""
+    with socket.create_server(("127.0.0.1", 0)) as alone:
+        port = alone.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            alone.accept()[0].close()
+            assert client.recv(1) == b""
+
+    with (
+        reserved_port("127.0.0.1", port) as held,
+        pytest.raises(OSError, match="in use"),
+        socket.create_server(("127.0.0.1", held)),
+    ):
+        pass

@@ -148,6 +148,8 @@ def test_an_alias_repeats_a_value(file: Path) -> None:
         ("router: {inhibit_s: .nan}\n", "router.inhibit_s (file FILE, line 1): Expected `float`"),
         ("router: {inhibit_s: 0}\n", "router.inhibit_s (file FILE, line 1): Expected `float` > 0.0"),
         ("worker: {namespace: a/b}\n", "worker.namespace (file FILE, line 1): Expected `str` matching"),
+        ('http: {api_keys_file: "a\\0"}\n', "http.api_keys_file (file FILE, line 1): text has no NUL"),
+        ('worker: {models: ["a=echo;path=\\0"]}\n', "worker.models (file FILE, line 1): text has no NUL"),
         ("http: [\n", "file FILE, line 2: not valid YAML"),
         ("log:\n  level: !!python/name:os.system x\n", "file FILE, line 2: not valid YAML"),
         ("control_plane:\n  etcd:\n    username: x\n", "etcd: username needs password beside it"),

@@ -61,6 +61,23 @@ async def test_a_signal_is_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert "SIGTERM: shutting down in order" in caplog.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_sigterm_hurries_nobody_who_is_supervised(number: signal.Signals) -> None:
+    """An operator restarts one process of `trinamo up`, which ends all of them meanwhile."""
+    is_whole = False
+    async with stopped_by_signals(is_supervised=True) as stop:
+        with stop.starting():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        signal.raise_signal(number)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.lowlevel.checkpoint()
+        is_whole = True
+
+    assert is_whole is (number == signal.SIGTERM)
+
+
 async def test_a_thread_that_signals_do_not_reach_is_told_what_to_give_instead() -> None:
     async def serve() -> None:
         async with stopped_by_signals():

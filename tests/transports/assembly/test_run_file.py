@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -107,12 +108,41 @@ def test_only_folders_of_the_embedded_servers_are_swept(folders: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"pid": "x"}), "\x00"])
+GARBAGE = ["", "{", "[]", "{}", json.dumps({"pid": "x"}), "\x00"]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
 def test_a_file_that_is_none_of_ours_is_swept(text: str) -> None:
     run_folder().mkdir()
-    (run_folder() / "1.json").write_text(text)
+    (run_folder() / "none.json").write_text(text)
 
     assert find_runs() == []
+    assert list(run_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_a_file_that_cannot_be_read_is_left_to_the_process_that_it_is_called_after(
+    text: str,
+) -> None:
+    """Another build may have written it, and its own commands need it."""
+    path = run_folder() / f"{os.getpid()}.json"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    assert find_runs() == []
+    assert path.exists()
+
+
+def test_a_cluster_of_another_build_is_found() -> None:
+    """It has written more, of itself and of each process, and less."""
+    run = run_file()
+    written = attrs.asdict(run)
+    del written["configured"]
+    written["processes"][0]["later"] = written["later"] = 1
+    run.write()
+    run.path.write_text(json.dumps(written))
+
+    assert find_runs() == [run]
 
 
 def test_without_a_runtime_folder_the_cache_is_used(
@@ -125,3 +155,17 @@ def test_without_a_runtime_folder_the_cache_is_used(
 
     assert run_folder() == tmp_path / "cache" / "trinamo" / "run"
     assert len(find_runs()) == 1
+
+
+def test_who_has_no_home_has_that_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found there, and what cannot be written is said; nobody is shown a traceback."""
+
+    def nobody(_: int) -> object:
+        raise KeyError
+
+    for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+    assert run_folder() == Path("/.cache/trinamo/run")
+    assert find_runs() == []

@@ -53,7 +53,11 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
                 holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                # Connections that linger since one frontend had the port alone do not hold it; but
+                # while no child listens nobody else is to have it for the same reason.
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 holder.bind((address, port))
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
                 port = holder.getsockname()[1]
         except OSError as error:
             raise _explain(error, host, port, _ADVICE) from error

@@ -24,6 +24,8 @@ from trinamo.transports.assembly.run_file import (
     FILE_BYTES_MAX,
     ProcessEntry,
     RunFile,
+    is_kept,
+    known_fields,
     process_started,
     run_folder,
     running,
@@ -82,7 +84,7 @@ def find_frontends() -> list[FrontendsFile]:
             file = _read(path)
             if file is not None and process_started(file.pid) == file.started:
                 found.append(file)
-            else:
+            elif file is not None or not is_kept(path):
                 path.unlink(missing_ok=True)
     return found
 
@@ -93,8 +95,8 @@ def _read(path: Path) -> FrontendsFile | None:
     try:
         value = json.loads(data)
         value["etcd"] = tuple(value["etcd"])
-        value["processes"] = tuple(ProcessEntry(**each) for each in value["processes"])
-        return FrontendsFile(**value)
+        value["processes"] = tuple(known_fields(ProcessEntry, each) for each in value["processes"])
+        return known_fields(FrontendsFile, value)
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -91,10 +90,8 @@ def join(sources: Sources) -> tuple[Sources, str]:
 def _within(sources: Sources, run: RunFile) -> Sources:
     """The same as a member of that cluster; what was said on the command line goes first."""
     found = attrs.evolve(sources, overrides={**run.settings, **sources.overrides})
-    if sources.file is None and run.config_file and Path(run.config_file).is_file():
-        found = attrs.evolve(found, file=Path(run.config_file))
-    if sources.preset is None and run.preset:
-        found = attrs.evolve(found, preset=run.preset)
+    if sources.file is None:
+        return attrs.evolve(found, defaults=run.configured)
     return found
 
 

@@ -40,7 +40,9 @@ _log = logging.getLogger("trinamo.cli")
 T = TypeVar("T")
 
 
-async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) -> None:
+async def run_worker(
+    config: Config, *, ready: Callable[[WorkerReady], None], is_supervised: bool = False
+) -> None:
     """Serve one model, or several, until SIGINT or SIGTERM, then leave in order.
 
     Raises `ConfigError` or `ConnectError`, with a sentence saying what to do, if it cannot start.
@@ -54,7 +56,7 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
     show_process(metrics, "worker")
     counted = WeightsMetrics(metrics)
     async with (
-        stopped_by_signals() as stop,
+        stopped_by_signals(is_supervised=is_supervised) as stop,
         lag_measured(metrics),
         memory_tended(),
         AsyncExitStack() as opened,
@@ -88,7 +90,11 @@ async def run_worker(config: Config, *, ready: Callable[[WorkerReady], None]) ->
 
 
 async def run_frontend(
-    config: Config, *, ready: Callable[[FrontendReady], None], name: str = ""
+    config: Config,
+    *,
+    ready: Callable[[FrontendReady], None],
+    name: str = "",
+    is_supervised: bool = False,
 ) -> None:
     """Serve HTTP until SIGINT or SIGTERM, then refuse new work, finish, and leave.
 
@@ -107,7 +113,8 @@ async def run_frontend(
         # A scrape of a shared port must say whose numbers these are.
         info = metrics.counts("process_info", "Whose page this is", "process", "pid", may_fall=True)
         info.tally(name, str(os.getpid())).value = 1
-    async with stopped_by_signals() as stop, lag_measured(metrics), memory_tended():
+    stopped = stopped_by_signals(is_supervised=is_supervised)
+    async with stopped as stop, lag_measured(metrics), memory_tended():
         await serve_frontend(
             config,
             env,

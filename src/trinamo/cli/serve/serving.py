@@ -137,7 +137,7 @@ def worker(
                 }
             )
 
-        await run_worker(chosen, ready=ready)
+        await run_worker(chosen, ready=ready, is_supervised=parent is not None)
 
     _serve("worker", sources, run, ready_fd)
 
@@ -216,7 +216,8 @@ def frontend(
             )
 
         with FrontendsFile.kept() as file:
-            await run_frontend(chosen, ready=ready, name=name)
+            is_supervised = parent is not None
+            await run_frontend(chosen, ready=ready, name=name, is_supervised=is_supervised)
 
     _serve("frontend", sources, run, ready_fd)
 

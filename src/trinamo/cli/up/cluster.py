@@ -59,7 +59,6 @@ DISCOVERY_POLL_S: Final = 0.02
 _SECTIONS: Final = ("control_plane.", "event_plane.", "security.", "data_plane.requests")
 # Where an embedded server keeps its data, and was told to listen, is its owner's business alone.
 _OWN: Final = (".data_dir", ".store_dir", ".port")
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalCluster:
@@ -97,7 +96,7 @@ class LocalCluster:
         find_runs()  # Sweeps what a killed cluster left behind.
         for host, port, advice in self.plan.ports:
             check_port(host, port, advice)
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with trio.open_signal_receiver(*ending_signals()) as signals:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._listen, signals)
                 try:
@@ -280,7 +279,6 @@ class LocalCluster:
 
     def _publish(self, state: str) -> None:
         plan, config = self.plan, self._config
-        file = plan.sources.file
         run = RunFile(
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
@@ -290,8 +288,7 @@ class LocalCluster:
             nats=config.event_plane.nats.servers,
             settings=shared_settings(config),
             engine=plan.engine,
-            config_file="" if file is None else str(file.absolute()),
-            preset=plan.sources.preset or "",
+            configured=plan.sources.defaults,
             processes=(
                 *(ProcessEntry(name, server.pid) for name, server in self.servers.items()),
                 *(
@@ -314,6 +311,14 @@ class LocalCluster:
                 " cluster by itself"
             )
         self._run_file = run
+
+
+def ending_signals() -> set[signal.Signals]:
+    """What drains the cluster: a terminal that goes, too, unless `nohup` says to outlive it."""
+    found = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        found.remove(signal.SIGHUP)
+    return found
 
 
 def _some_frontends(number: int) -> str:

@@ -179,7 +179,7 @@ def plan_cluster(
         )
     plan = StartPlan(
         config=config,
-        sources=sources,
+        sources=sources.read(),
         workers=workers,
         frontends=frontends,
         prefills=prefills,

@@ -41,6 +41,36 @@ def test_half_a_character_is_a_sentence(item: object) -> None:
         answer([item])
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": 5},
+        {"text": None},
+        {"text": b"x"},
+        {"text": "x", "token_ids": ["x"]},
+        {"text": "x", "token_ids": [object()]},
+        {"text": "x", "token_ids": [1 << 70]},
+        {"text": "x", "prompt_tokens": -1},
+        {"text": "x", "finish_reason": "tired"},
+        {"text": "x", "logprobs": [3]},
+    ],
+)
+def test_a_delta_that_no_frontend_could_read_is_the_engine_s_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="engine parrot yielded a Delta that cannot be sent: "):
+        answer([Delta(**fields)])
+
+
+def test_the_field_that_is_wrong_is_named() -> None:
+    with pytest.raises(EngineError, match=r"sent: Expected `int`, got `str` - at `token_ids\[0\]`"):
+        answer([Delta("x", ["x"])])  # type: ignore[list-item]
+
+
+def test_what_stands_for_a_value_of_a_delta_becomes_it() -> None:
+    fields: dict[str, Any] = {"token_ids": (1, 2), "finish_reason": "length"}
+    (delta,) = answer([Delta("x", **fields)])
+    assert (delta.token_ids, delta.finish_reason) == ([1, 2], FinishReason.LENGTH)
+
+
 def test_texts_are_tokens_the_prompt_is_its_words_and_the_end_is_a_stop() -> None:
     deltas = answer(["Hello, ", "", "you"])
 
