@@ -175,7 +175,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         Seconds, about("How long each of them may wait before it is a 503.")
     ] = 60.0
     rate_per_s: Annotated[
-        Annotated[float, Meta(gt=0, le=1_000_000)] | None,
+        Annotated[float, Meta(ge=1e-6, le=1_000_000)] | None,
         about(
             "Requests for models a second, in the long run, of each key, or of each address where"
             " there are no keys; one more is a 429. Of each process. null: no bound."

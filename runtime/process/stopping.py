@@ -1,7 +1,8 @@
 """What SIGINT and SIGTERM mean to a process of a cluster: during its start, then, and again.
 
 The first one ends a start that is under way, however long etcd or a model keeps it waiting, and
-asks a process that serves to leave in order. The second one ends everything at once.
+asks a process that serves to leave in order. The second one ends everything at once; where that
+waits for what cannot be cancelled, such as an engine's thread, the third one kills the process.
 """
 
 from __future__ import annotations
@@ -85,9 +86,13 @@ async def stopped_by_signals(*, is_supervised: bool = False) -> AsyncIterator[St
 
             async def listen() -> None:
                 async for number in signals:
-                    if is_supervised and number == signal.SIGTERM and stop.is_requested:
+                    is_second = stop.is_requested
+                    if is_second and is_supervised and number == signal.SIGTERM:
                         continue
                     _log.info("%s: %s", signal.Signals(number).name, stop.request())
+                    if is_second:
+                        for each in (signal.SIGINT, signal.SIGTERM):
+                            signal.signal(each, signal.SIG_DFL)
 
             nursery.start_soon(listen)
             yield stop

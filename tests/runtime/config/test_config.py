@@ -146,6 +146,7 @@ def test_an_alias_repeats_a_value(file: Path) -> None:
         ("router: {policy: best}\n", "(one of direct, kv, least_loaded, power_of_two, random, round_robin)"),
         ("http: {body_bytes_max: 2XB}\n", "'2XB' is no size; write bytes, or such as 64KiB, 32MiB, 2GB"),
         ("router: {inhibit_s: .nan}\n", "router.inhibit_s (file FILE, line 1): Expected `float`"),
+        ("http: {rate_per_s: 5e-324}\n", "http.rate_per_s (file FILE, line 1): Expected `float` >= 1e-06"),
         ("router: {inhibit_s: 0}\n", "router.inhibit_s (file FILE, line 1): Expected `float` > 0.0"),
         ("worker: {namespace: a/b}\n", "worker.namespace (file FILE, line 1): Expected `str` matching"),
         ('http: {api_keys_file: "a\\0"}\n', "http.api_keys_file (file FILE, line 1): text has no NUL"),

@@ -18,7 +18,7 @@ SECRET = b"correct horse battery staple, and more"
 
 
 def section(path: Path) -> SecurityConfig:
-    return load_config(overrides={"security.secret_file": str(path)}, environ={}).security
+    return SecurityConfig(secret_file=str(path))
 
 
 def write(path: Path, text: bytes, mode: int = 0o600) -> Path:

@@ -61,6 +61,26 @@ async def test_a_signal_is_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert "SIGTERM: shutting down in order" in caplog.text
 
 
+async def test_after_the_second_signal_the_third_one_kills() -> None:
+    """A thread of an engine cannot be cancelled; the process must not wait for it for good."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    async with stopped_by_signals() as stop:
+        with stop.starting():
+            pass
+        with trio.CancelScope(shield=True):
+            signal.raise_signal(signal.SIGTERM)
+            await stop.wait()
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+            signal.raise_signal(signal.SIGTERM)
+            with trio.fail_after(10):
+                while not stop.everything.cancel_called:
+                    await trio.lowlevel.checkpoint()
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_sigterm_hurries_nobody_who_is_supervised(number: signal.Signals) -> None:
     """An operator restarts one process of `trinamo up`, which ends all of them meanwhile."""
