@@ -52,13 +52,11 @@ def test_too_little_or_too_much_is_a_sentence(tmp_path: Path, text: bytes) -> No
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    for path in (tmp_path / "nothing", tmp_path):
+    for path in (tmp_path / "nothing", tmp_path, Path("a\0b")):
         with pytest.raises(ConfigError, match=r"security\.secret_file: cannot read"):
             read_secrets(section(path))
     with pytest.raises(ConfigError, match="not a plain file"):
         read_secrets(section(Path("/dev/zero")))
-    with pytest.raises(ConfigError, match=r"security\.secret_file .*: text has no NUL"):
-        section(Path("a\0b"))
 
 
 def test_a_second_secret_needs_a_first_and_is_read_as_one(tmp_path: Path) -> None:
