@@ -117,7 +117,7 @@ def up(
         frontends=frontend_processes,
         prefills=prefills,
     )
-    check_own_engines(plan.config.worker, plan.child_environ(sources))
+    check_own_engines(plan.config.worker, plan.child_environ(plan.sources))
     raise_descriptor_limit()
     unblock_output()
     with open_display(plain=plain) as display, show_log(display, plan.config.log):
