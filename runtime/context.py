@@ -1,12 +1,13 @@
 """One request's cancellation: Live -> Stopped -> Killed, monotone.
 
-`stop()` asks: the engine sees a flag and finishes early, still ending with Sentinel. `kill()` does
+`stop()` asks: the engine is told and finishes early, still ending with Sentinel. `kill()` does
 not wait: it cancels `scope`, so a handler asleep in a long prefill wakes at once. Both are
 synchronous, without a checkpoint, so they work while their caller is itself being cancelled.
 
 A request may have a deadline, which is that of `scope`: whoever runs inside is cancelled then, and
 says why. What this module does not do: the grace period after `stop()`, which each end that runs the
-request bounds for itself (`worker/worker.py`, `http/streaming.py`), and wires (`protocol/` turns these states into frames).
+request bounds for itself (`worker/worker.py`, `http/streaming.py`), and wires
+(what listens here turns these states into frames: `_on_context` of a stream's registration).
 """
 
 from __future__ import annotations

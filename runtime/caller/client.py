@@ -103,7 +103,7 @@ class Client:
     ) -> ResponseStream[T]:
         """Send `request` and yield its stream once its answer has begun.
 
-        Attempts go to `attempts_max` instances at most, none twice, and with `among` to those ids
+        Attempts go to `attempts_max` instances at most, none twice but one that was lost and is well again, and with `among` to those ids
         only; a named `instance_id` is the only one tried. `hint` is what the
         policy `kv` is told about the prompt, and `accepted` called when a worker has taken the request,
         which may be long before it begins to answer. Raises `UnavailableError` if nobody is live, with `patience` only

@@ -100,7 +100,7 @@ class _Post:
 
 @attrs.frozen
 class Parsed:
-    """What is kept of a request; its body is not, as nothing here refers to it."""
+    """What is kept of a request; not its body, unless that is passed on as it is."""
 
     choices: list[GenerateRequest]
     """One for each choice of the answer, by its index; most have one."""

@@ -6,7 +6,7 @@ end. The status goes out with the first event, so an early failure has its real 
 become the last events, and what ends a whole stream, such as `[DONE]`, does not follow. Answers of
 upstreams are passed on as they come; a refusal of theirs, such as a 400 that names a parameter, is
 the answer, too: with its status and its words. What this file does not do: know who answers
-(`chat.py`), and hold what a slow client has not taken yet (the exchange).
+(`chat.py`), and hold what a slow client has not taken yet (`transports/http/output.py`).
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ class ResponseChannel(Protocol):
     """The caller's end of one response stream, after or before the worker's call."""
 
     on_call: Callable[[], None] | None
-    """Called when the worker calls home, which it does as soon as it has taken the request."""
+    """Called when the worker opens the stream, which it does as soon as it has taken the request."""
 
     @property
     def is_called(self) -> bool:
-        """Whether the worker has called home."""
+        """Whether the worker has opened it."""
         ...
 
     @property
@@ -121,7 +121,7 @@ class ResponsePlane(Protocol):
 
 
 class ResponseSender(Protocol):
-    """The worker's end of one response stream, after it has called home."""
+    """The worker's end of one response stream, once it is open."""
 
     def send_nowait(self, item: bytes) -> bool:
         """Queue one item; False once the byte bound is reached, then wait for `on_room`.
@@ -164,7 +164,7 @@ class CallHome(Protocol):
     def receive_input(
         self, connection: ConnectionInfo, context: Context
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Dial the caller for a request stream and iterate its input items."""
+        """Open a request stream, as `call_home` does, and iterate its input items."""
         ...
 
 

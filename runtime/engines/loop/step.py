@@ -1,6 +1,6 @@
 """What a model has to offer to the step loop: one synchronous step over many sequences.
 
-`host.py` calls it and nobody else. A step engine knows tokens, blocks and slots, but neither
+`steps.py` runs its steps, and `host.py` asks it for a prompt's tokens. A step engine knows tokens, blocks and slots, but neither
 requests in flight nor tasks.
 """
 

@@ -10,7 +10,7 @@ follow, until a worker refuses one, which then stands first again. Behind it one
 and then, for the first may be refused wherever there is room.
 
 Who leaves the queue, whatever the reason, leaves nothing in it. All is decided synchronously, in
-`Admission.enter` and `AdmissionQueue.settle`, and awaited in `AdmissionQueue.wait`; the service
+`Admission.arriving`, `arrived` and `enter`, and in `AdmissionQueue.settle`, and awaited in `AdmissionQueue.wait`; the service
 (`service.py`) owns the deadlines.
 """
 

@@ -4,7 +4,7 @@ The first model added is the default of its kind, and the oldest that is left ta
 it is removed; a request without a model name gets the default. An alias means the model that it was
 last said to mean, and the answer carries the name that was asked for. Everything here is
 synchronous, so no request ever sees half a change. Who calls `add_model` and `remove_model` when
-workers come and go is the watch on `models/…`, outside.
+workers come and go is the watch on `models/…`, in `discovery.py`.
 """
 
 from __future__ import annotations

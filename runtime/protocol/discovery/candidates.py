@@ -204,9 +204,10 @@ class Policy(enum.StrEnum):
     RANDOM = "random"
     """Any, drawn for each request."""
     DIRECT = "direct"
-    """Only the one that the request names (over HTTP in `X-Trinamo-Worker`), even if it failed just now; others may be named, too."""
+    """Only the one that the request names (over HTTP in `X-Trinamo-Worker`), even if it failed just now: who
+    is named is asked under every policy."""
     LEAST_LOADED = "least_loaded"
-    """The fewest requests under way; the first of the least loaded after the last pick."""
+    """The fewest requests under way; of several the first from the one on that has this turn."""
     POWER_OF_TWO = "power_of_two"
     """Of two that are drawn, the one with fewer requests under way: routers that know little of each
     other do not all run to the same one."""

@@ -101,7 +101,7 @@ class Channel:
     # --- the reader's side: plain functions, no checkpoint ---
 
     def call(self) -> None:
-        """The worker has called home, which ends no wait of the consumer's."""
+        """The worker has opened the stream, which ends no wait of the consumer's."""
         self.is_called = True
         if self.on_call is not None:
             self.on_call()

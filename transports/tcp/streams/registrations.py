@@ -79,7 +79,7 @@ class OpenSubject(Driver):
 
     @abstractmethod
     def called(self, lane: LinkLane, handshake: Handshake) -> None:
-        """The worker has called home, on `lane`."""
+        """The worker has opened the stream, on `lane`."""
 
     def lost(self, why: str) -> None:
         if self._machine.allows(Role.WORKER, Closed):

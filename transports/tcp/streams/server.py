@@ -1,8 +1,8 @@
-"""The caller's side of the data plane: where workers call home.
+"""The caller's side of the data plane: where workers open the streams of their answers.
 
-`TcpStreamServer` listens on one port for the whole process. A subject is registered before the
-envelope that names it is sent, and taken once. Each accepted connection is a link (`link.py`), on which
-a worker opens streams: all that go here, or one alone.
+A subject is registered before the envelope that names it is sent, and taken once. Streams come on links
+(`link.py`): those that our request plane has dialled, and those accepted here, on the one port that
+`TcpStreamServer` listens on, from workers that call home: one for all, or for each stream its own.
 """
 
 from __future__ import annotations
