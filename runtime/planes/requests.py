@@ -179,21 +179,23 @@ class RequestService(Protocol):
     """What the worker offers to whatever request plane brings it envelopes."""
 
     def admit(
-        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+        self,
+        envelope: Envelope,
+        payload: bytes,
+        answering: CallHome | None = None,
+        *,
+        by_worker: bool = True,
     ) -> RequestAnswer:
         """Decide without waiting. Once `accepted`, the work is started and will open its stream.
 
         It does so by `answering`, on the link that the request came by; without, it calls home. A
-        probe is answered only: nothing is started.
+        probe is answered only: nothing is started. Not `by_worker`: who asks has proven to be something
+        else, and is refused what workers ask of each other.
         """
         ...
 
-    async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
+    async def answer(self, envelope: Envelope, payload: bytes, *, by_worker: bool = True) -> bytes:
         """Run a unary request and return its encoded result; raises a `TrinamoError`."""
-        ...
-
-    def is_for_workers(self, endpoint: str) -> bool:
-        """Whether only workers may ask for it: a server that knows who asks refuses others."""
         ...
 
     def cancel(

@@ -40,8 +40,8 @@ class RequestTable:
     a cancel may overtake its request, and the last few thousand requests are remembered, so that the
     service need not remember the cancel of one that has been here.
 
-    Where a request comes by a link, `answering` opens the streams for it on the same one. Who asks and is
-    no worker, as his certificate says, is refused what is for workers.
+    Where a request comes by a link, `answering` opens the streams for it on the same one. The service
+    is told whether they are asked `by_worker`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RequestTable:
         reserve: Callable[[int], bool] = lambda _: True,
         give_back: Callable[[int], None] = lambda _: None,
         answering: CallHome | None = None,
-        is_worker: bool = True,
+        by_worker: bool = True,
     ) -> None:
         self._service = service
         self._nursery = nursery
@@ -64,7 +64,7 @@ class RequestTable:
         self._reserve = reserve
         self._give_back = give_back
         self._answering = answering
-        self._is_worker = is_worker
+        self._by_worker = by_worker
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._unary: dict[str, bool] = {}
         """Those that run now, and whether their answers are wanted."""
@@ -94,11 +94,6 @@ class RequestTable:
             self._seen.popitem(last=False)
         if reply is None:
             raise RemoteProtocolError(f"request {envelope.id} says nowhere to answer")
-        if not self._is_worker and self._service.is_for_workers(envelope.endpoint):
-            message = (
-                f"{envelope.endpoint} is for workers, and your certificate says that you are none"
-            )
-            return RequestAnswer(id=envelope.id, status=AckStatus.INVALID, message=message)
         if envelope.kind is not RequestKind.UNARY:
             return self._admit(envelope, payload)
         if envelope.id in self._unary:
@@ -114,7 +109,7 @@ class RequestTable:
         response, answering = envelope.response, self._answering
         if response is None or response.carrier is not Carrier.MULTIPLEXED:
             answering = None
-        answer = self._service.admit(envelope, payload, answering)
+        answer = self._service.admit(envelope, payload, answering, by_worker=self._by_worker)
         if answering is not None and answer.status is AckStatus.ACCEPTED:
             # The stream that is opened on the link says so.
             return None
@@ -129,7 +124,7 @@ class RequestTable:
         result = b""
         try:
             try:
-                result = await self._service.answer(envelope, payload)
+                result = await self._service.answer(envelope, payload, by_worker=self._by_worker)
                 answer = RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED)
             except TrinamoError as error:
                 answer = failure(envelope.id, error)

@@ -117,7 +117,12 @@ class Worker:
     # --- RequestService: called by the request plane ---
 
     def admit(
-        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+        self,
+        envelope: Envelope,
+        payload: bytes,
+        answering: CallHome | None = None,
+        *,
+        by_worker: bool = True,
     ) -> RequestAnswer:
         """Decide about a streaming request; if accepted its task is started. Synchronous.
 
@@ -128,7 +133,7 @@ class Worker:
                 id=envelope.id, status=AckStatus.ACCEPTED
             )
             return msgspec.structs.replace(found, instance_id=self.instance_id)
-        ack, request = self._judge(envelope, payload)
+        ack, request = self._judge(envelope, payload, by_worker=by_worker)
         if ack.status is not AckStatus.ACCEPTED:
             self._metrics.refused(self._label(envelope), str(ack.status))
             return ack
@@ -142,9 +147,9 @@ class Worker:
         )
         return ack
 
-    async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
+    async def answer(self, envelope: Envelope, payload: bytes, *, by_worker: bool = True) -> bytes:
         """Run a unary request; raises what it failed with, always a `TrinamoError`."""
-        ack, request = self._judge(envelope, payload)
+        ack, request = self._judge(envelope, payload, by_worker=by_worker)
         if ack.status is not AckStatus.ACCEPTED:
             self._metrics.refused(self._label(envelope), str(ack.status))
             raise_for_nack(ack)
@@ -167,10 +172,6 @@ class Worker:
             return result
         finally:
             self._end(context, record)
-
-    def is_for_workers(self, endpoint: str) -> bool:
-        found = self._endpoints.get(endpoint)
-        return found is not None and found.for_workers
 
     def cancel(
         self,
@@ -195,14 +196,19 @@ class Worker:
             del self._cancelled[oldest]
         self._cancelled[request_id] = now + self._cancelled_ttl_s
 
-    def _judge(self, envelope: Envelope, payload: bytes) -> tuple[RequestAnswer, Any]:
+    def _judge(
+        self, envelope: Envelope, payload: bytes, *, by_worker: bool
+    ) -> tuple[RequestAnswer, Any]:
         absent = self._absence(envelope)
         if absent is not None:
             return absent, None
         endpoint = self._endpoints[envelope.endpoint]
         request: Any = None
         status, message = AckStatus.ACCEPTED, ""
-        if self.admitted_count >= self.requests_max and not endpoint.for_workers:
+        if endpoint.for_workers and not by_worker:
+            status = AckStatus.INVALID
+            message = f"{endpoint.name} is for workers, and your certificate says that you are none"
+        elif self.admitted_count >= self.requests_max and not endpoint.for_workers:
             status = AckStatus.OVERLOADED
             message = f"requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
@@ -226,7 +232,8 @@ class Worker:
     def _absence(self, envelope: Envelope) -> RequestAnswer | None:
         """A refusal that a retry cannot change: it leaves, or is not the one that is meant."""
         endpoint = self._endpoints.get(envelope.endpoint)
-        if self._nursery is None or (self._draining and not self.is_for_workers(envelope.endpoint)):
+        for_workers = endpoint is not None and endpoint.for_workers
+        if self._nursery is None or (self._draining and not for_workers):
             status, message = AckStatus.DRAINING, "this worker is shutting down"
         elif endpoint is None:
             status, message = AckStatus.UNKNOWN_ENDPOINT, f"no endpoint {envelope.endpoint} here"

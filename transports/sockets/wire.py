@@ -24,7 +24,7 @@ class Wire(Protocol):
 
     socket: trio.socket.SocketType
     peer: Sequence[str]
-    """What the certificate of the other end calls it; in clear nothing."""
+    """What a member at the other end has proven to be; of strangers, and in clear, nothing."""
 
     @property
     def seal(self) -> Callable[[bytes | memoryview], bytes] | None:

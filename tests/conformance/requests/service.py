@@ -19,7 +19,6 @@ from trinamo.runtime.protocol.streams.request import (
     raise_for_nack,
 )
 
-WORKERS_ONLY = "workers_only"
 HOME = ConnectionInfo("127.0.0.1:1", "subject", StreamType.RESPONSE)
 
 
@@ -38,7 +37,12 @@ class Service:
         self.scopes: dict[str, trio.CancelScope] = {}
 
     def admit(
-        self, envelope: Envelope, payload: bytes, answering: CallHome | None = None
+        self,
+        envelope: Envelope,
+        payload: bytes,
+        answering: CallHome | None = None,
+        *,
+        by_worker: bool = True,
     ) -> RequestAnswer:
         self.admitted.append((envelope, payload))
         name = envelope.endpoint.rpartition("/")[2]
@@ -50,10 +54,7 @@ class Service:
             )
         return RequestAnswer(id=envelope.id, status=AckStatus.ACCEPTED)
 
-    def is_for_workers(self, endpoint: str) -> bool:
-        return endpoint.endswith(WORKERS_ONLY)
-
-    async def answer(self, envelope: Envelope, payload: bytes) -> bytes:
+    async def answer(self, envelope: Envelope, payload: bytes, *, by_worker: bool = True) -> bytes:
         self.running += 1
         try:
             with self.scopes.setdefault(envelope.id, trio.CancelScope()):

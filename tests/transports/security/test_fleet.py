@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,22 +17,30 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from tests.conformance.requests.service import WORKERS_ONLY, Service, stream, unary
+from tests.conformance.requests.service import stream, unary
 from tests.transports.security.fleets import FleetOfTest, Step
 from tests.transports.security.test_identity import SECRET, SetClock, SetEnv
 from tests.transports.security.test_signed import ED25519, ONE, VALUE, value
-from tests.transports.tcp.ends import eventually, options
+from tests.transports.tcp.ends import eventually, lone_client, options
 from tests.transports.tcp.test_greeting import NAME, between, flipping, greeted_by, listening
 from trinamo.runtime.caller.unary import UnaryAttempt
 from trinamo.runtime.config.config import SecurityConfig, SecurityTlsConfig, load_config
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
-from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError
+from trinamo.runtime.errors import ConfigError, ConnectError, ImpostorError, RequestError
 from trinamo.runtime.metrics.metrics import Metrics
 from trinamo.runtime.planes import ControlPlane, RequestPlane
+from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.streams.membership import HELLO_BYTES, Purpose
-from trinamo.runtime.protocol.streams.request import AckStatus, Envelope, RequestAnswer
+from trinamo.runtime.protocol.streams.request import (
+    AckStatus,
+    Envelope,
+    RequestAnswer,
+    raise_for_nack,
+)
 from trinamo.runtime.protocol.undecodable import Unsigned
+from trinamo.runtime.worker.endpoint import Endpoint
+from trinamo.runtime.worker.worker import Worker
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.security.fleet import Fleet, FleetCertificate, fleet_certificate
@@ -195,34 +203,47 @@ async def test_roles_decide_who_listens_and_who_asks(
             assert await dial() == NAME
 
 
-@pytest.mark.parametrize("kind", ["stream", "unary"])
+@pytest.mark.parametrize("ask", [stream, unary])
 async def test_what_is_for_workers_is_refused_to_whose_certificate_says_another_role(
-    fleet: FleetOfTest, kind: str
+    fleet: FleetOfTest, ask: Callable[..., Envelope]
 ) -> None:
-    service = Service()
+    async def items(_: object, __: Context) -> AsyncGenerator[int, None]:
+        yield 1
+
+    async def result(_: object, __: Context) -> int:
+        return 1
+
+    worker = Worker(lone_client(), RealEnv(), instance_id="a1")
+    for name, for_workers in (("anybody", False), ("workers", True)):
+        handler: dict[str, Any] = {"stream": items} if ask is stream else {"unary": result}
+        worker.add(Endpoint(EndpointName("ns", "c", name), for_workers=for_workers, **handler))
     server = open_request_server(using(fleet.member("worker")), RealEnv(), instance_id="a1")
-    ask = stream if kind == "stream" else unary
     async with server as listening, trio.open_nursery() as nursery:
-        await nursery.start(listening.serve, service)
+        await nursery.start(worker.run)
+        await nursery.start(listening.serve, worker)
+        refused = 0
         for role in Role:
             ours = using(fleet.member(role, name=f"asks-as-{role}"))
             async with open_request_plane(ours, RealEnv()) as plane:
-                anybody = await answer_to(plane, listening.address, ask(f"{role}1"))
-                workers = await answer_to(plane, listening.address, ask(f"{role}2", WORKERS_ONLY))
+                anybody = await answer_to(plane, listening.address, ask(f"{role}1", "anybody"))
+                workers = await answer_to(plane, listening.address, ask(f"{role}2", "workers"))
             assert anybody.status is AckStatus.ACCEPTED
             if role in LISTENS[Purpose.REQUESTS]:
                 assert workers.status is AckStatus.ACCEPTED
             else:
-                assert workers.status is AckStatus.INVALID
-                assert (
-                    "is for workers, and your certificate says that you are none" in workers.message
-                )
+                refused += 1
+                with pytest.raises(
+                    RequestError, match="ns/c/workers is for workers, and your cert"
+                ):
+                    raise_for_nack(workers)
+        requests = worker._metrics.requests
+        assert requests.tally("ns/c/workers", str(AckStatus.INVALID)).value == refused == 2
         nursery.cancel_scope.cancel()
 
 
 async def answer_to(plane: RequestPlane, address: str, envelope: Envelope) -> RequestAnswer:
     with trio.fail_after(5):
-        answer, _ = await UnaryAttempt(Context(envelope.id)).run(plane, address, envelope, b"")
+        answer, _ = await UnaryAttempt(Context(envelope.id)).run(plane, address, envelope, b"\xc0")
     return answer
 
 

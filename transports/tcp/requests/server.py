@@ -118,7 +118,7 @@ class _Caller:
             reserve=self._reserve,
             give_back=self._give_back,
             answering=AnsweringLink(self.link, server.options),
-            is_worker=fleet is None or fleet.is_worker(wire.peer),
+            by_worker=fleet is None or fleet.is_worker(wire.peer),
         )
 
     async def run(self) -> None:
