@@ -20,8 +20,8 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from trinamo.runtime.config.config import Config, load_config
+from trinamo.runtime.config.paths import user_cache
 from trinamo.runtime.config.planes import EtcdConfig, NatsConfig
-from trinamo.runtime.env import user_cache
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.servers.process import scratch_parent
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...env import at_home, user_cache
+from ...config.paths import at_home, user_cache
 from ...errors import ConfigError
 from ...protocol.openai.generate import SamplingDefaults
 

@@ -6,7 +6,6 @@ traceback is shown for bugs, and for everything once `log.level` is `debug`.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -61,23 +60,6 @@ def exit_code_of(error: BaseException) -> int | None:
             code = each.code
             return code if isinstance(code, int) else EXIT_OK if code is None else EXIT_FAILED
     return None
-
-
-def settle_streams() -> None:
-    """Give a process that was started without its standard streams some that lead nowhere.
-
-    Where the others cannot show a character, such as an arrow without UTF-8, is a question mark.
-    """
-    # One that is free would be that of the next file or socket, which who prints would write to.
-    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-    sys.stdin = sys.stdin or os.fdopen(0)
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
-            stream.reconfigure(errors="replace")
 
 
 def guarded(command: Callable[[], object]) -> int:

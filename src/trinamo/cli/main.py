@@ -8,6 +8,8 @@ module of its own.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Annotated, Any, Final
 
@@ -18,7 +20,7 @@ from .bench.transfer import bench_app
 from .chat.chat import chat
 from .completion import completion
 from .doctor.doctor import doctor
-from .failures import guarded, settle_streams
+from .failures import guarded
 from .queue import queue_app
 from .serve.serving import frontend, worker
 from .settings import config_app
@@ -96,8 +98,25 @@ def _tidied(command: Any) -> Any:
     return command
 
 
+def _settle_streams() -> None:
+    """Give a process that was started without its standard streams some that lead nowhere.
+
+    Where the others cannot show a character, such as an arrow without UTF-8, is a question mark.
+    """
+    # One that is free would be that of the next file or socket, which who prints would write to.
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line of this process and exit."""
-    settle_streams()
+    _settle_streams()
     completion_init()
     sys.exit(guarded(_tidied(typer.main.get_command(app))))

@@ -139,8 +139,13 @@ class NatsWorkQueue:
     def __attrs_post_init__(self) -> None:
         self._leases = Leases(self._stream, self._names, self._jobs)
         self._dead = DeadLetters(self._stream, self._names, self._jobs, self._wall)
-        lease_s = lambda: self.limits.visibility_timeout_s  # noqa: E731 -- others may change them
-        self._fetcher = Fetcher(self._plane, self._names, self._inbox, self._give_back, lease_s)
+        self._fetcher = Fetcher(
+            self._plane, self._names, self._inbox, self._give_back, self._lease_s
+        )
+
+    def _lease_s(self) -> float:
+        """Of a job that is taken now: others may change the limits."""
+        return self.limits.visibility_timeout_s
 
     @property
     def name(self) -> str:
