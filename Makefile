@@ -19,23 +19,25 @@ STAMPS := $(VENV)/.stamps
 TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Options for the command behind a target: make up ARGS="--engine exact --workers 4".
 ARGS ?=
-# Processes that share the tests: two for each core, since many tests wait; each takes some 700 MB.
-LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
+# Processes that share the tests: three for two cores. Some tests wait, and each process costs 6 s of its own.
+LANES ?= $(shell n=$$((($$(nproc) * 3 + 1) / 2)); echo $$((n < 12 ? n : 12)))
 # Tests whose outcome may depend on Python's version: TLS, sockets, isolation, digests, asyncio.
 VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
 	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
 	tests/sim/isolation tests/sim/core tests/sim/disk tests/sim/net tests/sim/programs tests/runtime/engines/own \
-	tests/shipped/test_public_names.py tests/house/test_failures_stand_alone.py
-# How long `make swarm` searches and `make soak` hurts; the seed of the latter, the clock if empty.
+	tests/runtime/test_public_names.py
+# What `make search` does: seeds, soak, mutants or answers; for how long; from which seed, the clock's if empty.
+WHAT ?= seeds
 MINUTES ?= 10
-HOURS ?=
 SEED ?=
+SEARCH_seeds = tests.search --minutes $(MINUTES) $(if $(SEED),--first $(SEED))
+SEARCH_soak = tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+SEARCH_mutants = tests.mutation
+SEARCH_answers = tests.search.answers
 
-# What runs as a step of its own in .ci/run; without a mark of these a test is one of `make test`.
-APART := seeds or machines or others or clients
-MARKED = $(BIN)/python -m pytest -n $(LANES) -m $@ $(ARGS) $$(grep -rlw 'mark\.$@' tests properties --include='test_*.py')
+PYTEST = $(BIN)/python -m pytest -n $(LANES) --dist loadfile
 
-.PHONY: help up test seeds machines others clients environments pythons swarm soak reach house lint types docs bench peers mutants clean model
+.PHONY: help up test check search pythons reach house lint types docs bench peers clean model
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -44,46 +46,35 @@ help: ## Show the targets.
 up: $(STAMPS)/run model ## Install, fetch the model and start a cluster on this machine.
 	$(BIN)/trinamo up $(ARGS)
 
-# The tests start hundreds of processes, which would each compile our sources if nothing was kept.
-test seeds machines others clients swarm soak: export PYTHONDONTWRITEBYTECODE =
+# The tests start many processes, which would each compile our sources if nothing was kept.
+test check search: export PYTHONDONTWRITEBYTECODE =
 
-test: $(STAMPS)/dev model ## Install and run the tests; in one process with LANES=0; what they cost: ARGS=--cpu
-	$(BIN)/python -m pytest -n $(LANES) -m 'not ($(APART))' $(ARGS)
+test: $(STAMPS)/dev model ## Install and run the tests that every change needs, in about five minutes.
+	$(PYTEST) -m 'not check and not search' $(ARGS)
 
-seeds: $(STAMPS)/dev ## Play every scenario on a few seeds that nobody has played.
-	$(MARKED)
-
-machines: $(STAMPS)/dev model ## Test two machines as the page says, a rollout, and a short soak.
-	$(MARKED)
-
-others: $(STAMPS)/dev model ## Test what programs and libraries of others do for long.
-	$(MARKED)
-
+check: $(STAMPS)/dev model ## Run what takes longer or needs more: outages, attacks, commands, other Pythons, browsers.
+	$(PYTEST) -m check $(or $(ARGS),tests properties --ignore tests/house --ignore tests/clients)
+ifeq ($(ARGS),)
 # One process, as each would start a cluster of its own for its part of the programs.
-clients: LANES := 0
-clients: $(STAMPS)/dev model environments ## Try programs that people point at such a server; the long list, and its page: ARGS=--all
-	$(MARKED)
+	$(BIN)/python -m tests.clients.programs
+	$(BIN)/python -m pytest tests/clients
+	$(MAKE) pythons
+endif
 
-environments: $(STAMPS)/dev
-	@$(BIN)/python -m tests.clients.programs $(ARGS)
-
-pythons: $(STAMPS)/dev ## Play the tests that know Python's version on the others of 3.11 to 3.13 that are installed.
+pythons: $(STAMPS)/dev
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	for version in 3.11 3.12 3.13; do \
 		if [ "$$version" = "$$own" ]; then continue; fi; \
 		for each in "python$$version" "$$HOME"/.pyenv/versions/"$$version".*/bin/python; do \
 			"$$each" -c 'import ensurepip' >/dev/null 2>&1 || continue; \
 			echo "== Python $$version"; \
-			$(MAKE) test PYTHON="$$each" VENV=".venv-$$version" ARGS="$(ARGS) $(VERSIONED)"; \
+			$(MAKE) test PYTHON="$$each" VENV=".venv-$$version" ARGS="$(VERSIONED)"; \
 			break; \
 		done; \
 	done
 
-swarm: $(STAMPS)/dev ## Play every scenario, property and published library over fresh seeds for MINUTES=10; ARGS=--help
-	$(BIN)/python -m tests.swarm --minutes $(MINUTES) $(ARGS)
-
-soak: $(STAMPS)/dev ## Kill, stop and restart a cluster under load for MINUTES=10, or HOURS=, by SEED=; ARGS=--help
-	$(BIN)/python -m tests.soak $(if $(HOURS),--hours $(HOURS),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+search: $(STAMPS)/dev ## Search for MINUTES=10 at random: WHAT=seeds (scenarios and properties), soak, mutants or answers; ARGS=--help
+	$(BIN)/python -m $(or $(SEARCH_$(WHAT)),$(error WHAT is seeds, soak, mutants or answers, and not "$(WHAT)")) $(ARGS)
 
 reach: $(STAMPS)/dev ## List what of runtime/ and transports/ no simulated run executes; ARGS=--help
 	$(BIN)/python -m tests.house.reach $(ARGS)
@@ -91,10 +82,10 @@ reach: $(STAMPS)/dev ## List what of runtime/ and transports/ no simulated run e
 house: $(STAMPS)/dev ## Weigh the product, and count what one request walks through; ARGS=--names
 	$(BIN)/python -m tests.house.figures $(ARGS)
 
-lint: $(STAMPS)/dev ## Check style and format, and that nothing stays that nobody calls.
+lint: $(STAMPS)/dev ## Check style, format and the rules of this house: layers, sizes, names without a caller.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q tests/house/test_dead_names.py
+	$(BIN)/python -m pytest -q tests/house
 
 types: $(STAMPS)/dev ## Check types with mypy and, as a second opinion, pyright.
 	$(BIN)/mypy
@@ -109,9 +100,6 @@ bench: $(STAMPS)/dev ## Run the benchmarks with their peers; see bench/README.md
 
 peers: $(BIN)/python ## Install what the benchmarks compare with, apart: Dynamo, routers, uvicorn.
 	$(BIN)/python bench/peers.py install
-
-mutants: $(STAMPS)/dev ## Make small mistakes in the core and see which ones no test notices; ARGS=--help
-	$(BIN)/python -m tests.mutation $(ARGS)
 
 clean: ## Remove the virtual environment, caches and build results; models stay.
 	rm -rf $(VENV) .venv-3.* build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -136,14 +124,18 @@ $(BIN)/python:
 # The stamps say that what pyproject.toml asks for is installed; `dev` includes `run`.
 $(STAMPS)/run: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS)
-	[ pyproject.toml -ot $(STAMPS)/dev ] || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[checksums,embedded,llamacpp,sim]'
+	[ pyproject.toml -ot $(STAMPS)/dev ] || { \
+		echo 'Installing into $(VENV): some minutes, once.' >&2; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[checksums,embedded,llamacpp,sim]'; }
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS)
+	@echo 'Installing into $(VENV): some minutes, once.' >&2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		$(TRANSFER_LIBRARIES) || echo 'NIXL and Mooncake could not be installed;' \
 		'their tests are skipped.' >&2
+	@# Compiles the tests once, since each of the processes that share them would do so at the same time.
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null || :
 	@touch $@ $(STAMPS)/run

@@ -333,6 +333,15 @@ class EngineError(TrinamoError):
     code = "engine"
 
 
+class GrammarDeadEndError(EngineError):
+    """The form that the client asked for fits no text that goes on like its answer.
+
+    The message names the place in the answer. The client changes that part of its schema, or reports the schema.
+    """
+
+    code = "grammar_dead_end"
+
+
 class DeadlineError(TrinamoError):
     """The time given is up. What was asked may still be going on until its Kill arrives."""
 

@@ -8,6 +8,7 @@ key prefix or a subject of its own. A test that kills its server opens a private
 from __future__ import annotations
 
 import http.client
+import random
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -25,21 +26,26 @@ from trinamo.transports.servers.binaries import (
     etcd_command,
     find_etcd,
     find_nats_server,
-    free_port,
     nats_command,
 )
 from trinamo.transports.servers.process import log_tail, signal_group, spawn
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 ATTEMPTS = 3
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different ports, each as `free_port` gives one."""
+    """That many different ports, below those that the kernel gives to whoever asks for any.
+
+    So no connection of another process takes one before the server that it is for.
+    """
     found: dict[int, None] = {}
     while len(found) < count:
-        found[free_port()] = None
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            found[port] = None
     return list(found)
 
 
@@ -111,7 +117,7 @@ def running(
     log_path = directory / "log"
     try:
         for _ in range(ATTEMPTS):
-            port = free_port()
+            (port,) = free_ports(1)
             child = spawn(command(directory / "data", port), log_path=log_path)
             try:
                 if wait_ready(child, lambda port=port: is_ready(port)):  # type: ignore[misc]
@@ -133,7 +139,7 @@ def session_etcd(binary: Path | None = None) -> Iterator[SessionEtcd]:
             binary or find_etcd(),
             data_dir=data_dir,
             client_url=loopback_url(port),
-            peer_url=loopback_url(free_port()),
+            peer_url=loopback_url(free_ports(1)[0]),
         )
 
     with running(command, etcd_is_ready) as (port, pid):

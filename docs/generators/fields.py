@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from trinamo.runtime.protocol.openai.fields import ENDPOINTS, Field, Use
+from trinamo.runtime.protocol.openai.fields import ENDPOINTS, STEERING, Field, Use
 
 _INTRO: Final = """\
 # The fields of a request
@@ -25,7 +25,8 @@ What becomes of each field of a request's body, by endpoint.
   nearest one that there is, and in the log; `refuse` is a 400; `ignore` says nothing.
 
 One field at most may say what form the answer has: {forms}.
-Models that pass requests through (`worker --engine openai`) get all fields as they are, and none of this is looked at.
+Models that pass requests through (`worker --engine openai`) get all fields as they are, but for those that direct an
+engine's transfers, which are refused at every depth at which an engine reads them: {steering}.
 A model's own defaults (`sampling` of its card) stand for fields of sampling that a request leaves out.
 """
 
@@ -33,9 +34,13 @@ A model's own defaults (`sampling` of its card) stand for fields of sampling tha
 def fields_page() -> str:
     """The Markdown of `docs/fields.md`."""
     forms = [name for name, field in next(iter(ENDPOINTS.values())).items() if field.is_form]
-    parts = [_INTRO.format(forms=", ".join(f"`{name}`" for name in forms))]
+    parts = [_INTRO.format(forms=_names(forms), steering=_names(STEERING))]
     parts += [_endpoint(path, fields) for path, fields in ENDPOINTS.items()]
     return "\n".join(parts)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _endpoint(path: str, fields: Mapping[str, Field]) -> str:

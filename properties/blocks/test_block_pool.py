@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 
 import attrs
-import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -216,5 +215,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert not self.stored
 
 
-TestBlockPool = pytest.mark.slow(PoolMachine.TestCase)
+TestBlockPool = PoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.runtime.kv.ranges import ranges_of
-from tests.session.hypothesis_profile import IS_SWARM
 from trinamo.runtime.engines.exact.engine import Dims, ExactEngine
 from trinamo.runtime.engines.loop.step import Sampling, StepItem
 from trinamo.runtime.kv.memory import KvLayout
@@ -187,7 +186,6 @@ PROMPT = list(b"the quick brown fox jumps, again")
 PROMPT_BLOCKS = len(PROMPT) // BLOCK_TOKENS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", KvLayout)
 def test_any_dropped_range_changes_the_tokens(layout: KvLayout) -> None:
     whole = alone(PROMPT, 24)
@@ -197,8 +195,7 @@ def test_any_dropped_range_changes_the_tokens(layout: KvLayout) -> None:
     assert kept == []
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=not IS_SWARM)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_flipped_bit_changes_the_tokens(data: st.DataObject) -> None:
     """The lowest bit of any byte of the prompt's KV."""
@@ -207,7 +204,6 @@ def test_any_flipped_bit_changes_the_tokens(data: st.DataObject) -> None:
     assert hand_over(KvLayout.BLOCK_FIRST, PROMPT, "flip", where) != alone(PROMPT, 24)
 
 
-@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.integers(0, 255), min_size=CONTEXT_TOKENS - 8, max_size=CONTEXT_TOKENS - 8))
 def test_keys_and_values_stay_within_their_bounds(prompt: list[int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-import pytest
 import trio
 import trio.testing
 from hypothesis import given, strategies as st
@@ -183,7 +182,6 @@ class Run:
             assert self.index.blocks(worker.name) in worker.history
 
 
-@pytest.mark.slow
 @given(STEPS)
 def test_whatever_is_lost_repeated_or_restarted_the_index_gets_there(
     steps: list[Step],
@@ -199,7 +197,6 @@ def test_whatever_is_lost_repeated_or_restarted_the_index_gets_there(
     )
 
 
-@pytest.mark.slow
 @given(STEPS)
 def test_a_snapshot_in_parts_comes_to_the_same(steps: list[Step]) -> None:
     """The same where a message holds four blocks, and blocks change between the parts.

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
-import pytest
 import trio
 import trio.testing
 from hypothesis import example, given, settings, strategies as st
@@ -20,7 +19,6 @@ from trinamo.runtime.kv.transfer.settlement import Grant, Inquiries
 from trinamo.runtime.planes.settlement import InquiryReport, SettlementPlane
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerDescriptor
 
-pytestmark = pytest.mark.slow
 BLOCKS = 6
 DEEDS = ("freeze", "thaw", "finish", "die", "restart", "cut", "heal", "withdraw", "trip")
 LATE_S = 0.3
@@ -178,7 +176,7 @@ CUT_TWICE = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(script=SCRIPTS)
 @example(script=CUT_TWICE)
 def test_no_block_is_free_while_its_peer_could_write_it_and_none_is_lost(

@@ -35,7 +35,6 @@ from trinamo.transports.memory.transfer import (
 )
 
 BLOCKS, SIZE = 12, 8
-pytestmark = pytest.mark.slow
 
 
 @st.composite
@@ -104,7 +103,7 @@ def excuses(faults: TransferFaults) -> Iterator[type[TrinamoError]]:
         yield TransferError
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_a_move_is_whole_or_an_error_and_no_block_is_lost_or_reused(case: Case) -> None:
     """I9: free + used + in flight + quarantined is the pool; reported as done means equal bytes."""

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import attrs
-import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
@@ -19,7 +18,6 @@ from trinamo.transports.memory.transfer import TransferFaults
 
 CHUNKS = 6
 DATA = random.Random(7).randbytes(CHUNK * (CHUNKS - 1) + 321)
-pytestmark = pytest.mark.slow
 
 
 @attrs.frozen
@@ -61,7 +59,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=cases)
 def test_a_file_is_whole_or_absent_and_no_chunk_that_was_right_is_taken_twice(case: Case) -> None:
     """At no time is there a target that is not the file; bytes counted as taken are its size."""

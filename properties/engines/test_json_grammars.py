@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 from hypothesis import assume, given, settings, strategies as st
 
-from tests.session import needs
+from tests import needs
 from trinamo.runtime.protocol.openai.generate import GenerateRequest
 from trinamo.runtime.protocol.openai.tool_calls import ToolCallParser
 

@@ -213,7 +213,6 @@ join = Instances._join
 quick = settings(phases=[Phase.generate], database=None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "mistake"),
     [("_forget_if_over", whoever_left_stays), ("_join", requests_stay_behind)],

@@ -266,7 +266,6 @@ def walk(tables: Tables) -> dict[Role, set[Enum]]:
     return met
 
 
-@pytest.mark.slow
 @ALL
 def test_every_word_is_right_at_every_place_that_two_ends_can_reach(tables: Tables) -> None:
     """With two words on the way in each direction: no word, and no crossing of words, is left out."""

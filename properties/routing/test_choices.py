@@ -216,7 +216,6 @@ pool = Choices._pool
 quick = settings(phases=[Phase.generate], database=None, max_examples=500)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "method", "mistake"),
     [

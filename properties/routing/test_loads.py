@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
 import trio
 import trio.testing
 from hypothesis import given, strategies as st
@@ -69,7 +68,6 @@ def test_the_load_is_that_of_the_requests_under_way(steps: Steps) -> None:
 FATES = st.lists(st.sampled_from(["arrives", "arrives", "lost"]), min_size=40, max_size=40)
 
 
-@pytest.mark.slow
 @given(STEPS, STEPS, FATES)
 def test_routers_agree_whatever_is_lost(one: Steps, other: Steps, fates: list[str]) -> None:
     """Once events are quiet both predict the same, and nothing once all requests have ended.

@@ -11,7 +11,6 @@ import json
 from typing import Any, Final
 
 import attrs
-import pytest
 from hypothesis import given, strategies as st
 
 from properties.simulated.test_cluster_survives import (
@@ -97,8 +96,7 @@ def configured(draw: st.DrawFn) -> Scenario:
     return attrs.evolve(parse_scenario(text), policy=policy).on(draw(STREAMS))
 
 
-@pytest.mark.slow
-@examples(25)
+@examples(10)
 @given(configured(), choices(decisions_max=DECISIONS_MAX))
 def test_no_mix_of_settings_loses_a_request(scenario: Scenario, choices: Choices) -> None:
     """Each ends in its bound, right or refused for want of room; nothing of it is left behind."""

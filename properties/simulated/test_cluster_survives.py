@@ -182,8 +182,7 @@ def played(scenario: Scenario, choices: Choices) -> Outcome:
     return outcome
 
 
-@pytest.mark.slow
-@examples(15)
+@examples(6)
 @given(healed(), choices(decisions_max=DECISIONS_MAX))
 def test_a_cluster_survives_any_three_faults(scenario: Scenario, choices: Choices) -> None:
     """Every request has one right end within its bound, and nothing of it is left behind.
@@ -199,8 +198,7 @@ def survive(scenario: Scenario, choices: Choices) -> None:
     assert scenario.faults or ends == [COMPLETE] * len(ends)
 
 
-@pytest.mark.slow
-@examples(25)
+@examples(10)
 @given(failovers(), choices(decisions_max=DECISIONS_MAX))
 def test_whatever_befalls_one_worker_of_two_every_request_is_answered_whole(
     scenario: Scenario, choices: Choices
@@ -231,8 +229,7 @@ def asked_on(outcome: Outcome) -> Iterator[str]:
     yield from sorted(set(lost) - passed_over)
 
 
-@pytest.mark.slow
-@examples(25)
+@examples(10)
 @given(departures(), choices(decisions_max=DECISIONS_MAX))
 def test_who_leaves_or_stops_is_heard_of_at_once_and_with_the_reason(
     scenario: Scenario, choices: Choices
@@ -252,7 +249,6 @@ def test_who_leaves_or_stops_is_heard_of_at_once_and_with_the_reason(
     assert begun or all(record.profile.quit_after_s >= 0 for record in outcome.cluster.records)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plan", [[], [FaultPlan(do="kill", on="worker0", at=0.5, lasts_s=1.0)]])
 def test_a_router_that_always_refuses_is_found_out(
     plan: list[FaultPlan], monkeypatch: pytest.MonkeyPatch

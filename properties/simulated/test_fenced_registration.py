@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings, strategies as st
@@ -106,8 +105,7 @@ async def play(plan: Sequence[Step]) -> list[Put | Delete]:
     return history
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(plan=steps)
 def test_a_key_never_changes_hands_while_its_holder_lives(plan: list[Step]) -> None:
     """Between writes under two leases the key was gone: its lease had ended or it was given up."""
@@ -122,7 +120,6 @@ def test_a_key_never_changes_hands_while_its_holder_lives(plan: list[Step]) -> N
         held = event.entry
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(plan=steps)
 def test_who_still_wants_a_key_that_is_free_gets_it(plan: list[Step]) -> None:

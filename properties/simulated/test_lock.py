@@ -109,8 +109,7 @@ def played(plan: list[Step]) -> History:
     return trio.run(play, plan, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(plan=steps)
 def test_one_at_a_time_has_it_and_each_gets_it_once_all_links_are_whole(plan: list[Step]) -> None:
     """With ever higher revisions; and who is cancelled leaves no key."""
@@ -120,7 +119,6 @@ def test_one_at_a_time_has_it_and_each_gets_it_once_all_links_are_whole(plan: li
     assert min(history.served) >= 1
 
 
-@pytest.mark.slow
 def test_a_holder_that_counts_on_more_than_its_lease_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

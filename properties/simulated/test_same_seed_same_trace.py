@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.sim.programs import echo, response_stream
@@ -18,8 +17,7 @@ from trinamo.sim.programs import leased_queue
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
-@pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(POLICIES))
 def test_one_seed_gives_one_trace(seed: int, policy: Policy) -> None:
     """Two runs of a seed in one process have equal rows, under every scheduling policy."""
@@ -29,8 +27,7 @@ def test_one_seed_gives_one_trace(seed: int, policy: Policy) -> None:
     assert first.digest == again.digest
 
 
-@pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(POLICIES))
 def test_a_record_replays_the_run(seed: int, policy: Policy) -> None:
     """The seed with the recorded choices gives the trace of the run they were recorded in."""
@@ -42,7 +39,6 @@ def test_a_record_replays_the_run(seed: int, policy: Policy) -> None:
     assert replayed.world.choices.values == values
 
 
-@pytest.mark.slow
 def test_different_seeds_give_different_traces() -> None:
     """Ten seeds explore ten runs."""
     assert len({echo.run(SeedChoices(seed)).digest for seed in range(10)}) == 10
@@ -64,7 +60,6 @@ def digests() -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_the_trace_is_the_same_in_other_processes_and_under_other_hash_seeds() -> None:
     """Neither the address layout nor PYTHONHASHSEED reaches a trace."""
     path = Path(__file__)

@@ -164,8 +164,7 @@ def scenarios(draw: st.DrawFn, poisons: int) -> Scenario:
     return attrs.evolve(parse_scenario(text), faults=faults).on(draw(STREAMS))
 
 
-@pytest.mark.slow
-@examples(25)
+@examples(10)
 @given(st.data(), choices(decisions_max=DECISIONS_MAX))
 def test_a_request_makes_two_workers_silent_at_most_and_who_answers_is_never_called_so(
     data: st.DataObject, choices: Choices
@@ -180,7 +179,6 @@ def test_a_request_makes_two_workers_silent_at_most_and_who_answers_is_never_cal
 SLOW = {"policy": "random", "grace_s": 1, "speed": 0.002}
 
 
-@pytest.mark.slow
 def test_a_caller_that_does_not_count_silences_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_SILENCES_MAX", 9)
     scenario = parse_scenario(SCENARIO.format(workers=4, **{**SLOW, "speed": 1.0}))
@@ -188,7 +186,6 @@ def test_a_caller_that_does_not_count_silences_is_found(monkeypatch: pytest.Monk
     assert "client0.0 was tried at a third worker" in wrong
 
 
-@pytest.mark.slow
 def test_a_caller_that_hears_no_answers_is_found() -> None:
     scenario = parse_scenario(SCENARIO.format(workers=2, **SLOW))
     wrong = broken(scenario, SeedChoices(1), frozenset(), 0.0, bug="answers_unheard")

@@ -32,8 +32,7 @@ def _misses(cut: tuple[int, int], sent_s: float, arrived_s: float) -> bool:
     return arrived_s < begins_s - 1e-9 or sent_s > ends_s + 1e-9
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     verdicts=st.lists(VERDICTS, min_size=1, max_size=12),
     values=st.lists(st.integers(0, 15), max_size=40),

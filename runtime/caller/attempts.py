@@ -20,7 +20,7 @@ from ..planes import InputRegistration, PostedRequest, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.discovery.presence import InFlight
 from ..protocol.streams.request import Envelope, RequestAnswer, attempt_id, raise_for_nack
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, decoding_fault
 from ..sinks import Sink
 from .router import Router
 from .search import Asked
@@ -217,7 +217,7 @@ class _Decoding(Sink[bytes]):
 
 
 def _undecodable(error: Exception) -> RemoteProtocolError:
-    return RemoteProtocolError(f"an item does not decode: {error}")
+    return RemoteProtocolError(f"an item does not decode: {decoding_fault(error)}")
 
 
 def check_killed(context: Context) -> None:

@@ -33,7 +33,7 @@ from ..planes import InputRegistration, ResponsePlane
 from ..protocol.discovery.instances import Instance
 from ..protocol.kv.names import RoutingHint
 from ..protocol.streams.request import Envelope, RequestKind, attempt_id, raise_for_nack
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, decoding_fault
 from ..sinks import Sink
 from ..traces.ring import Traces
 from ..traces.trace import NO_TRACE, Leg
@@ -175,7 +175,7 @@ class Client:
                     try:
                         return msgspec.msgpack.decode(result, type=result_type)
                     except UNDECODABLE as error:
-                        said = f"the result does not decode: {error}"
+                        said = f"the result does not decode: {decoding_fault(error)}"
                         raise RemoteProtocolError(said) from error
                 reason = ours.why_left()
                 raise KilledError(f"the request was killed: {reason}", reason=reason)
@@ -304,6 +304,8 @@ class ResponseStream(Generic[T]):
             self._close(error)
             raise
         assert attempt is not None
+        # It is sent to no other instance: an answer may take minutes, and its prompt megabytes.
+        asked.payload = b""
         router.restore(instance)
         self._attempt, self.cached_blocks = attempt, attempt.cached_blocks
         return self

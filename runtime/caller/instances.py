@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -31,6 +32,9 @@ from .choices import Choices
 from .kv.routing import KvRouting
 from .record import InstanceRecord, InstanceStatus
 
+GONE_S: Final = 900.0
+"""For how long an instance that left without draining is named, in seconds."""
+GONE_MAX: Final = 64
 CAUSES_MAX: Final = 4
 """So many reasons why an instance is not reached does the log tell of one outage."""
 _WHY: Final = {
@@ -49,7 +53,7 @@ class Instances:
     """The records of one endpoint's instances, in the order in which they joined.
 
     Bounded by what discovery names, and by requests under way to instances that have left.
-    `transports` are those spoken here; None is all. With `stale_grace_s` None, what is deleted has
+    `transports` are those spoken here; None is all, as of upstreams. With `stale_grace_s` None, what is deleted has
     left at once.
     """
 
@@ -76,6 +80,10 @@ class Instances:
         """What the instances say of themselves, once somebody wants it (`follow`)."""
         self._log = InstanceLog(logging.getLogger("trinamo.router"), endpoint)
         self._records: dict[str, InstanceRecord] = {}
+        self._gone: dict[str, tuple[Instance, float]] = {}
+        """By id, those that left without draining, and when; the oldest first."""
+        self._joined_at: deque[float] = deque(maxlen=GONE_MAX)
+        """When instances joined that have replaced none of these."""
         self._joined_count = self._left_count = 0
         self.choices = Choices(self.get)
         """Whom a request may be sent to."""
@@ -121,15 +129,24 @@ class Instances:
         """Requests under way; zero at quiescence."""
         return sum(len(each.requests) for each in self._records.values())
 
-    def counts(self) -> tuple[int, int, int]:
-        """How many are reached, how many are inhibited, and how many are stale."""
+    def gone(self) -> Iterator[tuple[Instance, float]]:
+        """Those that left without draining, and how many seconds ago; for `GONE_S`, or until replaced.
+
+        An instance replaces one that was lost before it joined: after a restart all is well again.
+        """
         now = self._env.clock.now()
-        statuses = [each.status(now) for each in self]
-        return (
-            sum(InstanceFault.UNREACHED not in each.faults for each in self),
-            statuses.count(InstanceStatus.INHIBITED),
-            statuses.count(InstanceStatus.STALE),
-        )
+        for instance_id, (instance, left_at) in list(self._gone.items()):
+            if now - left_at < GONE_S:
+                yield instance, now - left_at
+            else:
+                del self._gone[instance_id]
+
+    def counts(self) -> tuple[int, Counter[str]]:
+        """How many accept requests, as far as is known, and how many are in each `InstanceStatus`."""
+        now = self._env.clock.now()
+        statuses = Counter(each.status(now).value for each in self)
+        statuses[InstanceStatus.GONE.value] = sum(1 for _ in self.gone())
+        return sum(each.is_reached for each in self), statuses
 
     # --- what discovery says ---
 
@@ -192,6 +209,11 @@ class Instances:
             before.is_over = True
             before.wake()
         self._records[instance.id] = record
+        # Those whose time is over are named no more, and nothing takes their place.
+        if any(self.gone()):
+            self._gone.pop(instance.id if instance.id in self._gone else next(iter(self._gone)))
+        else:
+            self._joined_at.append(self._env.clock.now())
         self.joined.append(record)
         if self._kv is not None:
             self._kv.join(instance)
@@ -228,7 +250,7 @@ class Instances:
 
     def connected(self, record: InstanceRecord, transport: str) -> None:
         """A connection to it has been made, so that what ended with the last one is over."""
-        record.is_connected = True
+        record.is_connected, record.lost_at = True, math.inf
         record.causes_told.clear()
         record.connected_once.add(transport)
         if record.connect():
@@ -243,6 +265,7 @@ class Instances:
             self.step(record, Sign.DISCONNECTED)
             return
         if record.disconnect():
+            record.lost_at = self._env.clock.now()
             self.choices.settle(record)
             if error is None or record.connected_once:
                 self._log.warning("instance %s of %s: connection lost", record.instance)
@@ -323,6 +346,9 @@ class Instances:
             self._log.warning("instance %s of %s is given up: %s", instance, why)
         self._log.info("instance %s left %s", instance)
         self._env.note("instance.leave", instance=instance.id)
+        # Upstreams speak no transport of workers: what this process no longer offers is not lost.
+        if not instance.draining and self._transports is not None:
+            self._remember(record)
         lost = SilentError if sign is Sign.UNANSWERED else DisconnectedError
         for request in [each for each in record.requests if each.is_waiting and not each.is_lost]:
             request.is_lost = True
@@ -333,6 +359,15 @@ class Instances:
             self._kv.leave(instance.id)
         self._forget_if_over(record)
         self._announce()
+
+    def _remember(self, record: InstanceRecord) -> None:
+        """Name it in `gone`, unless an instance that joined since its connection was lost replaces it."""
+        if self._joined_at and self._joined_at[-1] > record.lost_at:
+            self._joined_at.pop()
+            return
+        self._gone[record.instance.id] = record.instance, self._env.clock.now()
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
 
     def _lose(self, record: InstanceRecord, lost: list[InFlight], sign: Sign) -> None:
         reason, why, kind = _WHY[sign]

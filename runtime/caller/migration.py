@@ -25,7 +25,7 @@ from ..errors import DisconnectedError, TrinamoError, error_from_wire, error_to_
 from ..metrics.tallies import Registry
 from ..protocol.kv.names import RoutingHint
 from ..protocol.openai.generate import TOKEN_CHARS_MAX, Delta, GenerateRequest
-from ..protocol.openai.passing import can_go_on
+from ..protocol.openai.passing import COMMENT, can_go_on
 from ..sinks import Sink
 from ..traces.trace import Leg
 from .client import Client
@@ -225,10 +225,13 @@ class MigratingAnswer(Sink[Delta]):
 
     def take(self, items: list[Delta]) -> bool:
         """Write the tokens down, and hand `items` on."""
+        if items[0].raw == COMMENT and all(each.raw == COMMENT for each in items):
+            # An upstream's comment is no beginning: nothing is lost if the answer begins anew.
+            return self._take(items)
         token_ids = self._token_ids
         for delta in items:
             token_ids += delta.token_ids
-            if delta.raw:
+            if delta.raw and delta.raw != COMMENT:
                 self._pass(delta)
             if delta.finish_reason is not None:
                 self._is_finished = True

@@ -31,6 +31,8 @@ class InstanceStatus(enum.StrEnum):
     """Discovery names it, but no connection has ever reached it where it is now."""
     FOREIGN = "no common transport"
     """It speaks none of the transports that are spoken here, so it is never chosen."""
+    GONE = "gone"
+    """It left without draining, less than `GONE_S` ago: it was killed, hangs, or lost its network."""
 
 
 class InstanceRecord(Liveness):
@@ -61,6 +63,8 @@ class InstanceRecord(Liveness):
         self.report: LoadReport | None = None
         """What it said last of its load."""
         self.reported_at = -math.inf
+        self.lost_at = math.inf
+        """Since when its connection has been lost."""
         self.is_leaving = False
         """It has said that it drains."""
         self.is_over = False

@@ -215,6 +215,10 @@ class Router:
         for each in self._known:
             yield each.instance, each.status(now), len(each.requests)
 
+    def gone(self) -> Iterator[tuple[Instance, float]]:
+        """See `Instances.gone`."""
+        return self._known.gone()
+
     def has_live(self, among: Collection[str] | None = None) -> bool:
         """Whether any instance, of `among` if given, is there and not known to be faulty."""
         return self._known.choices.has(trio.current_time(), Standing.STALE, among)

@@ -55,13 +55,13 @@ def is_suspect(context: Context) -> bool:
     return context.silence_count >= _SILENCES_MAX
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Asked:
     """One request, as its attempts see it."""
 
     request: Any
     payload: bytes
-    """The request encoded, or its body where that is sent as it is."""
+    """The request encoded, or its body where that is sent as it is; empty once its answer has begun."""
     decode: Callable[[bytes], Any] = bytes
     """Makes an item of what comes."""
     instance_id: str | None = None

@@ -62,7 +62,9 @@ class HttpTlsConfig(Section, frozen=True, kw_only=True):
 class HttpConfig(Section, frozen=True, kw_only=True):
     """The HTTP frontend."""
 
-    host: Annotated[Text, about("Address to bind; IPv6 without brackets.")] = "127.0.0.1"
+    host: Annotated[
+        Text, about("Address to bind; IPv6 without brackets. `::`: all, of both families.")
+    ] = "127.0.0.1"
     port: Annotated[Port, about("Port to bind; 0: the system chooses.")] = 8787
     reuse_port: Annotated[
         bool,
@@ -107,6 +109,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " the answer. Models that pass requests through get them all."
         ),
     ] = "warn"
+    server_tools: Annotated[
+        Literal["drop", "refuse"],
+        about(
+            "What becomes of tools that other servers run (`web_search`, `local_shell`, `custom`, …) beside a"
+            " request's functions: they are left out, and the answer names them in `X-Trinamo-Dropped-Tools`; or"
+            " the request is a 400. One without any function is a 400."
+        ),
+    ] = "drop"
     on_disconnect: Annotated[
         Literal["kill", "stop"],
         about("What a client that leaves does to its request: end it now, or let it finish soon."),
@@ -124,7 +134,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
         about(
             "Bytes of request bodies held at once, beyond the first 64 KiB of each; one more is a"
             " 503: for the oldest that is still on its way, of the address or key that sends most, or"
-            " if there is none, for itself."
+            " if there is none, for itself. Copies of a prompt that the choices of one body send to"
+            " workers count, too, and take half at most: without room these go one after the other."
         ),
     ] = 256 << 20
     answer_bytes_max: Annotated[
@@ -260,6 +271,13 @@ class HttpConfig(Section, frozen=True, kw_only=True):
             " machine does not acknowledge one, is cut off."
         ),
     ] = 20.0
+    comment_interval_s: Annotated[
+        Annotated[float, Meta(ge=0, le=3600, extra={"unit": "s"})],
+        about(
+            "A streaming client to which nothing was sent for this long, since its prompt waits or is computed, is"
+            " sent a comment of the event stream, so that no proxy between takes the connection for dead. 0: never."
+        ),
+    ] = 15.0
     peer_timeout_s: Annotated[
         Seconds,
         about(

@@ -98,6 +98,13 @@ class EtcdConfig(Section, frozen=True, kw_only=True):
     password: Annotated[Secret | None, about("Password; needs `username`.")] = None
     allow_plain_password: Annotated[bool, about(_PLAIN)] = False
     tls: TlsConfig = TlsConfig()
+    key_prefix: Annotated[
+        Annotated[str, Meta(max_length=128, pattern=r"^([A-Za-z0-9._-]+/)*$")],
+        about(
+            "Stands before every key, such as `team-a/`, so that clusters can share one etcd. The same in all"
+            " processes of a cluster; NATS is shared by accounts."
+        ),
+    ] = ""
     lease_ttl_s: Annotated[
         Annotated[float, Meta(ge=2, le=86_400, extra={"unit": "s"})],
         about("An instance that stops renewing vanishes after this; etcd rounds up to seconds."),
@@ -355,7 +362,10 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     ] = 30.0
     attempt_timeout_s: Annotated[
         Seconds,
-        about("For a backend to confirm another block, while there is one more to fall back to."),
+        about(
+            "For a backend to confirm another block. Then another backend is tried; if there is none,"
+            " a TCP stream that brought nothing in that time is closed and opened again."
+        ),
     ] = 10.0
     settle_timeout_s: Annotated[
         Seconds,

@@ -43,6 +43,10 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, le=2)] | None,
         about("Divides what prompt or answer have said; 1: none."),
     ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1, extra={"unit": "tokens"})] | None,
+        about("Tokens of an answer to a chat or to `/v1/responses`."),
+    ] = None
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
@@ -148,8 +152,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         about(
-            "Threads one engine step uses. `auto`: of `llamacpp`, all cores, which the workers of"
-            " one `trinamo up` share; else 1."
+            "Threads one engine step uses. `auto`: of `llamacpp`, the cores that are free at the"
+            " start, which the workers of one `trinamo up` share; else 1."
         ),
     ] = "auto"
     hang_timeout_s: Annotated[

@@ -49,7 +49,8 @@ class EngineInfo:
     fingerprint: str = ""
     """Of the weights: two engines of one model answer alike only if these are equal."""
     kv_fingerprint: str = ""
-    """Two engines may exchange KV only if these are equal; empty if it cannot leave the engine."""
+    """Two engines may exchange KV only if these are equal, so it changes with the weights, the layout
+    and the data type. Empty: the KV cannot leave the engine, and it serves no prefill or decode role."""
     has_prefix_cache: bool = False
     """What was computed is kept for later requests, which begin behind what they find."""
     tokenizer: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -20,11 +21,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        # Longest first, so that the first automaton to accept is the longest of a tie.
-        self._stops = sorted(set(stops), key=len, reverse=True)
-        if not all(self._stops):
-            raise ValueError("a stop string must not be empty")
-        self._borders = [_borders(stop) for stop in self._stops]
+        self._stops, self._borders = _automata(tuple(stops)) if stops else ((), ())
         self._matched = [0] * len(self._stops)
         self._held = ""
         self.stopped_by = ""
@@ -76,6 +73,17 @@ class StopMatcher:
                 complete = complete or stop
                 # A complete automaton is never advanced again: the matcher has stopped.
         return complete
+
+
+# The choices of one request have the same strings: what they cost is paid once, not for each choice.
+@lru_cache(maxsize=32)
+def _automata(stops: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[list[int], ...]]:
+    """The strings, longest first, and the borders of each."""
+    # So the first automaton to accept is the longest of a tie.
+    ordered = tuple(sorted(set(stops), key=len, reverse=True))
+    if not all(ordered):
+        raise ValueError("a stop string must not be empty")
+    return ordered, tuple(map(_borders, ordered))
 
 
 def _borders(pattern: str) -> list[int]:

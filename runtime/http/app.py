@@ -38,6 +38,7 @@ from .admission.admission import Admission
 from .admission.cors import PREFIX, AllowsOrigins
 from .admission.keys import ApiKeys
 from .chat import Inference
+from .comments import Comments
 from .endpoints import (
     CHAT,
     COMPLETIONS,
@@ -70,7 +71,11 @@ OUT: Final = frozenset(("draining", "unavailable"))
 
 
 def build_handlers(
-    manager: ModelManager, admission: Admission, config: HttpConfig, traces: Traces
+    manager: ModelManager,
+    admission: Admission,
+    comments: Comments,
+    config: HttpConfig,
+    traces: Traces,
 ) -> dict[tuple[bytes, bytes], Handler]:
     """What answers inference requests, by method and path, on the endpoints that `config` enables."""
     endpoints = [EMBEDDINGS, TOKENIZE, DETOKENIZE]
@@ -79,7 +84,7 @@ def build_handlers(
     if config.enable_cmpl_endpoints:
         endpoints.append(COMPLETIONS)
     return {
-        (b"POST", each.path.encode()): Inference(each, manager, admission, config, traces)
+        (b"POST", each.path.encode()): Inference(each, manager, admission, comments, config, traces)
         for each in endpoints
     }
 

@@ -9,7 +9,9 @@ place (`admission/admission.py`), routes (`app.py`).
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +44,7 @@ from ..traces.trace import Leg, RequestTrace
 from .admission.admission import Admission, Ticket, WaitingRequest
 from .bodies import Body
 from .choices import ChoicesSink, answer_choices
+from .comments import Comments, EventStream
 from .endpoints import EndpointKind, MakesAnswer
 from .exchanges import (
     ClientGoneError,
@@ -72,6 +75,10 @@ CACHED_BLOCKS_HEADER: Final = b"x-trinamo-cached-blocks"
 """In an answer under the policy `kv`: leading blocks of the prompt that the worker had."""
 UNKNOWN_FIELDS_HEADER: Final = b"x-trinamo-unknown-fields"
 """In an answer: fields of the request's body that nobody knows, which were passed over."""
+DROPPED_TOOLS_HEADER: Final = b"x-trinamo-dropped-tools"
+"""In an answer: types of the request's tools that this server does not run, which were left out."""
+_DROPPED_MAX: Final = 8
+_UNSAFE_TYPE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client left before it had any; nobody is sent it."""
@@ -96,6 +103,8 @@ class _Post:
     tenant: str = ""
     data: bytearray | None = None
     """Its body, until it is understood."""
+    stream: EventStream | None = None
+    """Of its answer, if that is one of events."""
 
 
 @attrs.frozen
@@ -113,6 +122,8 @@ class Parsed:
     """Of the answer, as far as it can be told here."""
     choices_each: int = 1
     """To one prompt."""
+    copy_bytes: int = 0
+    """What one choice is on its way to a worker, about."""
     answer: MakesAnswer | None = None
     """None: the answer is passed on as it comes."""
 
@@ -125,11 +136,12 @@ class Inference:
         endpoint: EndpointKind,
         manager: ModelManager,
         admission: Admission,
+        comments: Comments,
         config: HttpConfig,
         traces: Traces,
     ) -> None:
         self._endpoint, self._manager, self._traces = endpoint, manager, traces
-        self._admission, self._config = admission, config
+        self._admission, self._comments, self._config = admission, comments, config
         self._access = AccessLog(manager.env.clock)
         self._ids = RequestIds(manager.env.rng, config.request_id_headers)
 
@@ -166,7 +178,8 @@ class Inference:
                 )
                 if isinstance(error, OverloadedError):
                     self._admission.refused(error)
-                self._refused(post, refusal.status, refusal.code, str(error))
+                status = exchange.status or refusal.status
+                self._refused(post, status, refusal.code, str(error))
                 if self._admission.is_draining:
                     headers.append((b"connection", b"close"))
             # Not while the error is held: its traceback holds the body.
@@ -231,7 +244,9 @@ class Inference:
             )
             admission.arrived(ticket)
             post.leg.mark("body")
-            record = await self._answer(post, body, ticket)
+            parsed = self._understand(post, body)
+            with nullcontext() if post.stream is None else post.stream:
+                record = await self._answer(post, parsed, body, ticket)
         first_token_at = record.first_token_at
         self._ended(
             post,
@@ -239,7 +254,8 @@ class Inference:
             record.outcome,
             record.detail,
             {"model": record.model},
-            prompt_tokens=record.prompt_tokens,
+            # Upstreams need not tell it; no prompt has none.
+            prompt_tokens=record.prompt_tokens or None,
             output_tokens=record.output_tokens,
             first_token_s=None if first_token_at is None else first_token_at - record.started_at,
         )
@@ -247,10 +263,12 @@ class Inference:
             log.error("a request failed", exc_info=record.fault)
             forget_frames(record.fault)
 
-    async def _answer(self, post: _Post, body: Body, ticket: Ticket) -> RequestRecord:
+    async def _answer(
+        self, post: _Post, parsed: Parsed | WaitingRequest, body: Body, ticket: Ticket
+    ) -> RequestRecord:
         """Wait for a place and have it answered; anew if every worker refuses it for want of room."""
         admission, came_at = self._admission, self._manager.metrics.now()
-        parsed, silence_count = self._understand(post, body), 0
+        silence_count = 0
         while True:
             wanted = parsed.wanted if isinstance(parsed, Parsed) else parsed
             context = admission.enter(ticket, wanted)
@@ -302,17 +320,26 @@ class Inference:
             if self._manager.passes_any:
                 passed = decode_passed(data)
                 name = passed.model or ""
+                self._streams(post, is_streamed=self._is_streamed(passed))
                 parsed = self._pass(data, passed, post.tenant)
             if parsed is None:
                 request = decode(data, partial(self._tell_unknown, post))
                 name = request.model or ""
-                parsed = self._take(request, post.tenant)
+                self._streams(post, is_streamed=request.is_streamed)
+                parsed = self._take(request, post)
                 # The request is held, not its body, which may have been mostly blanks.
                 body.hold(request.content_bytes)
         except ModelAwayError:
             return self._wanted(name)
         post.data = None
         return parsed
+
+    def _is_streamed(self, passed: PassedRequest) -> bool:
+        return bool(passed.stream) and self._endpoint.may_stream
+
+    def _streams(self, post: _Post, *, is_streamed: bool) -> None:
+        if is_streamed and post.stream is None:
+            post.stream = self._comments.stream(post.exchange, post.headers)
 
     def _tell_unknown(self, post: _Post, unknown: UnknownFields) -> None:
         """As `http.unknown_fields` says: refuse the request, or tell its client and the log."""
@@ -329,6 +356,19 @@ class Inference:
             post.headers.append(told)
             log.warning("a request has fields that nobody knows: %s", unknown.sentence)
 
+    def _tell_dropped(self, post: _Post, dropped: Sequence[tuple[int, str]]) -> None:
+        """As `http.server_tools` says: refuse the request, or tell its client what was left out."""
+        if self._config.server_tools == "refuse":
+            index, kind = dropped[0]
+            raise RequestError(
+                f"'tools[{index}].type' is {kind[:40]!r}, which this server does not run",
+                param=f"tools[{index}].type",
+            )
+        kinds = [*dict.fromkeys(_UNSAFE_TYPE.sub("?", kind[:40]) or "?" for _, kind in dropped)]
+        told = (DROPPED_TOOLS_HEADER, ", ".join(kinds[:_DROPPED_MAX]).encode())
+        if told not in post.headers:
+            post.headers.append(told)
+
     def _wanted(self, model: str) -> WaitingRequest:
         kind = self._endpoint.kind
         return WaitingRequest(model, lambda: self._manager.find(model, kind)[1])
@@ -336,15 +376,17 @@ class Inference:
     def _find(self, model: str | None) -> tuple[str, Engine]:
         return self._manager.find(model, self._endpoint.kind, self._endpoint.path)
 
-    def _take(self, request: BodyRequest, tenant: str) -> Parsed:
+    def _take(self, request: BodyRequest, post: _Post) -> Parsed:
         model, engine = self._find(request.model)
         add_fields(model=model)
         card = self._manager.card(model) or ModelCard(name=model, endpoint="")
         context_tokens_max = card.context_tokens_max or CONTEXT_TOKENS_MAX
         generate = request.to_generate(model, context_tokens_max, card.sampling)
         check_features(generate, card.features, request.called)
-        if tenant:
-            generate = msgspec.structs.replace(generate, tenant=tenant)
+        if dropped := request.dropped_tools:
+            self._tell_dropped(post, dropped)
+        if post.tenant:
+            generate = msgspec.structs.replace(generate, tenant=post.tenant)
         inputs_max = self._config.embedding_inputs_max
         choices = request.to_choices(generate, context_tokens_max, inputs_max)
         return Parsed(
@@ -355,6 +397,7 @@ class Inference:
             wanted=self._wanted(model),
             tokens_max=_tokens_max(choices, card),
             choices_each=request.choices_each,
+            copy_bytes=request.content_bytes * request.choices_each // len(choices),
             answer=self._endpoint.answer(request, choices, context_tokens_max),
         )
 
@@ -396,7 +439,7 @@ class Inference:
             [generate],
             engine,
             passed.model or model,
-            is_streamed=bool(passed.stream) and self._endpoint.may_stream,
+            is_streamed=self._is_streamed(passed),
             wanted=self._wanted(model),
             tokens_max=_tokens_max([generate], card),
         )
@@ -449,23 +492,47 @@ class Inference:
                 may_wait=admission.queue.length_max > 0 and worker is None,
                 dialect=self._endpoint.dialect,
                 names=self._endpoint.body.names,
+                stream=post.stream,
             )
-            forward: Forward
-            if isinstance(engine, RoutedEngine):
-                accepted = partial(admission.queue.took, ticket)
-                forward = partial(engine.forward, worker=worker, took=took, accepted=accepted)
-            else:
-                forward = forward_of(engine)
+            forwarding = partial(self._forward_of, engine, ticket, worker, took)
             sink = self._sink(parsed, delivery)
             answer: Callable[[], Awaitable[None]]
             if isinstance(sink, ChoicesSink):
-                answer = partial(answer_choices, parsed.choices, delivery, sink, forward, admission)
+                answer = partial(
+                    answer_choices,
+                    parsed.choices,
+                    delivery,
+                    sink,
+                    forwarding,
+                    admission,
+                    parsed.copy_bytes,
+                )
             else:
-                answer = partial(forward, generate, context, sink)
+                answer = partial(forwarding(_nothing), generate, context, sink)
             await delivery.run(sink, answer)
         _tell_answer(post, parsed, record)
         self._manager.env.note("http.answered", id=post.id, outcome=record.outcome)
         return record
+
+    def _forward_of(
+        self,
+        engine: Engine,
+        ticket: Ticket,
+        worker: str | None,
+        took: Callable[[str, int | None], None],
+        begun: Callable[[], None],
+    ) -> Forward:
+        """What forwards one choice, and calls `begun` when a worker begins to answer it."""
+        if not isinstance(engine, RoutedEngine):
+            begun()
+            return forward_of(engine)
+        accepted = partial(self._admission.queue.took, ticket)
+
+        def begin(instance_id: str, cached_blocks: int | None) -> None:
+            took(instance_id, cached_blocks)
+            begun()
+
+        return partial(engine.forward, worker=worker, took=begin, accepted=accepted)
 
     def _sink(self, parsed: Parsed, to: AnswerDelivery) -> AnswerSink:
         make = parsed.answer
@@ -485,6 +552,10 @@ class Inference:
                 is_streamed=parsed.is_streamed,
             )
         return (EventSink if parsed.is_streamed else BodySink)(to, partial(make_form, 0))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _tokens_max(choices: Sequence[GenerateRequest], card: ModelCard) -> int:

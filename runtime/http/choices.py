@@ -2,8 +2,10 @@
 
 They are so many prompts of one body, or so many answers to each (`n`). The answer holds one place
 among the requests in flight; for more choices at the same time it takes more places while any are
-free, else they come one after another in the place that it has. A worker that refuses one more lets
-it wait for those before it. What fails for one choice fails the answer, and ends the others.
+free, else they come one after another in the place that it has. While requests wait for a place,
+each of these further places goes to them when its choice ends. A worker that refuses one more lets
+it wait for those before it. Each is sent a copy of the prompt: copies of a long one count as bodies do,
+and the first choice goes alone until its answer begins. What fails for one choice fails the answer, and ends the others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import attrs
 import trio
@@ -24,7 +27,11 @@ from ..protocol.openai.answers import AnswerFormat
 from ..protocol.openai.generate import Delta, GenerateRequest
 from ..sinks import Sink
 from .admission.admission import LOOK_INTERVAL_S, Admission
+from .bodies import SMALL_BODY_BYTES, Body
 from .streaming import AnswerDelivery, AnswerSink, check_complete, kept_bytes
+
+MakeForward: TypeAlias = Callable[[Callable[[], None]], Forward]
+"""Makes what forwards one choice of what it calls when a worker begins to answer it."""
 
 
 class ChoicesSink(AnswerSink):
@@ -160,19 +167,31 @@ async def answer_choices(
     requests: Sequence[GenerateRequest],
     delivery: AnswerDelivery,
     sink: ChoicesSink,
-    forward: Forward,
+    forward: MakeForward,
     admission: Admission,
+    copy_bytes: int,
 ) -> None:
     """Have each of `requests` answered into its choice of `sink`; return once all are.
 
+    Each is encoded in about `copy_bytes`, and kept so until its answer begins.
     Inside the scope of the delivery's context, whose children theirs are. Raises what `forward`
     does, `OverloadedError` too if nobody takes one for so long as a request may wait.
     """
-    work = _Work(delivery, sink, forward, admission, deque(enumerate(requests)))
     async with open_nursery() as nursery:
-        while not work.running or (work.running < len(requests) and admission.take_place()):
-            work.running += 1
-            nursery.start_soon(work.go_on)
+        pending = deque(enumerate(requests))
+        work = _Work(delivery, sink, forward, admission, nursery, pending, copy_bytes)
+        work.begin()
+        if copy_bytes > SMALL_BODY_BYTES:
+            # Of a prompt that every worker refuses there is one copy, and not one for each choice; and
+            # the others find what was computed for the first. That a worker has opened the stream tells
+            # nothing yet: it does so before it looks at the prompt.
+            await work.has_begun.wait()
+        # A first choice that was stopped meanwhile has left the request's own place: the last of those that began
+        # now would take that for its own, and never give back the one that was taken for it.
+        while work.running and work.pending and work.has_room and admission.take_place():
+            work.begin()
+        if not work.has_room:
+            work.given_back = len(work.pending)
 
 
 @attrs.define(eq=False)
@@ -181,47 +200,94 @@ class _Work:
 
     delivery: AnswerDelivery
     sink: ChoicesSink
-    forward: Forward
+    forward: MakeForward
     admission: Admission
+    nursery: trio.Nursery
     pending: deque[tuple[int, GenerateRequest]]
+    copy_bytes: int
+    has_begun: trio.Event = attrs.field(factory=trio.Event)
+    """Set once the answer of a choice has begun, or it was stopped before."""
     running: int = 0
     """The first in the place of the request itself."""
+    given_back: int = 0
+    """Places that went to requests that waited, or for which copies had no room: it takes them again."""
 
-    async def go_on(self) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether another copy of the prompt finds room beside the bodies of all requests."""
+        return self.admission.bodies.has_room_for_copy(self.copy_bytes)
+
+    def begin(self) -> None:
+        """Begin the next choice, in a place that it has."""
+        self.running += 1
+        copy = Body(self.admission.bodies)
+        self._hold(copy)
+        self.nursery.start_soon(self.go_on, copy, *self.pending.popleft())
+
+    def _hold(self, copy: Body) -> None:
+        if self.has_room:
+            # One that is the only one under way goes on without.
+            copy.hold(self.copy_bytes)
+
+    async def go_on(self, copy: Body, index: int, request: GenerateRequest) -> None:
         """Answer one after the other, until none is left or there is no room beside those of others."""
         refused_at = math.inf
         try:
-            while self.pending and not self.delivery.context.is_stopped:
-                index, request = self.pending.popleft()
+            while not self.delivery.context.is_stopped:
                 try:
-                    await self._answer(index, request)
+                    await self._answer(copy, index, request)
                 except OverloadedError as refusal:
                     if not refusal.definite or self.sink.choices[index].has_begun:
                         raise
-                    self.pending.appendleft((index, request))
                     if self.running > 1:
+                        self.pending.appendleft((index, request))
                         return
                     refused_at = min(refused_at, trio.current_time())
                     waited_s = trio.current_time() - refused_at
                     if not self.sink.has_begun or waited_s > self.admission.queue.timeout_s:
                         raise
                     await trio.sleep(LOOK_INTERVAL_S)
-                else:
-                    refused_at = math.inf
+                    continue
+                refused_at = math.inf
+                self.has_begun.set()
+                if not self.pending:
+                    return
+                if self.running > 1 and (self.admission.queue.length or not self.has_room):
+                    self.given_back += 1
+                    return
+                index, request = self.pending.popleft()
+                self._hold(copy)
+                # No more than that: a worker that refused one more would refuse each of them again.
+                while self._may_begin_more and self.admission.take_place():
+                    self.given_back -= 1
+                    self.begin()
+            # Stopped, perhaps before anything began. What fails wakes nobody, and ends the others.
+            self.has_begun.set()
         finally:
+            copy.hold(0)
             self.running -= 1
             if self.running:
                 self.admission.give_place()
 
-    async def _answer(self, index: int, request: GenerateRequest) -> None:
+    @property
+    def _may_begin_more(self) -> bool:
+        return bool(self.pending and self.given_back and self.has_room)
+
+    async def _answer(self, copy: Body, index: int, request: GenerateRequest) -> None:
         context, choice = self.delivery.context, self.sink.choices[index]
+        forward = self.forward(partial(self._begun, copy))
         with Context(f"{context.id}.{index}", parent=context) as own:
             own.silence_count = choice.silence_count
             try:
                 with own.scope as scope:
-                    await self.forward(request, own, choice)
+                    await forward(request, own, choice)
             finally:
                 choice.silence_count = own.silence_count
             if scope.cancelled_caught or own.cut_by:
                 raise self.delivery.end_cut(own)
             choice.finish()
+
+    def _begun(self, copy: Body) -> None:
+        """The answer of a choice begins: its prompt is sent to no other worker."""
+        self.has_begun.set()
+        copy.hold(0)

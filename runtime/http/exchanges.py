@@ -20,9 +20,10 @@ import trio
 
 from ..env import draw_id
 from ..errors import LocalProtocolError, RequestError
+from ..protocol.openai.answers import encode_data
 from ..protocol.streams.request import CONTEXT_ID_CHARS_MAX
 from ..sinks import Changes
-from .bodies import Arrival, Body, check_length
+from .bodies import Arrival, Body, check_length, find_decoder
 from .status import ErrorAnswer, MediaTypeError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -109,13 +110,15 @@ class HttpExchange(abc.ABC):
     async def read_body(
         self, body: Body, *, bytes_max: int, timeout_s: float, deadline: float = math.inf
     ) -> bytearray:
-        """The whole body, counted in `body` as it arrives; used once.
+        """The whole body, decompressed, counted in `body` as it arrives; used once.
 
         Raises `BodyTooLargeError` as soon as the limit is passed and `OverloadedError` as soon as
-        all bodies together are too many (before reading, if the length is announced),
+        all bodies together are too many (before reading, if the length is announced), `MediaTypeError`
+        if it is compressed otherwise than we know,
         `BodyTimeoutError` if it is not complete in time, `DeadlineError` at `deadline`, on trio's
         clock, `ClientGoneError`.
         """
+        decode = find_decoder(find_header(self.headers, b"content-encoding"))
         check_length(self.head.length, bytes_max)
         body.check(self.head.length)
         data = self._take_body()
@@ -128,6 +131,9 @@ class HttpExchange(abc.ABC):
                     data += self._take_body()
         check_length(len(data), bytes_max)
         body.hold(len(data))
+        if decode is not None:
+            data = decode(data, bytes_max)
+            body.hold(len(data))
         return data
 
     async def receive_body(self) -> bytes:
@@ -319,6 +325,10 @@ def check_json(headers: Headers) -> None:
 
 
 def respond_error(exchange: HttpExchange, answer: ErrorAnswer, headers: Headers) -> None:
+    """Answer with an error: as an event, if a comment has sent the status."""
+    if exchange.has_begun:
+        exchange.finish(encode_data(answer.to_body(), answer.dialect.error_event))
+        return
     exchange.respond(answer.status, answer.to_body(), headers + answer.headers)
 
 

@@ -27,6 +27,7 @@ from .admission.cors import Cors
 from .admission.keys import ApiKeys
 from .app import build_app, build_handlers, handled_routes
 from .bodies import Bodies
+from .comments import Comments
 from .exchanges import Handler
 from .metrics import FrontendMetrics
 from .models.models import ModelManager
@@ -81,12 +82,15 @@ class HttpService:
         self.server: HttpServer | None = None
         """What accepts connections, likewise."""
         self._manager = ModelManager(env, metrics)
+        self._comments = Comments(config.comment_interval_s)
         self._look = look
         self.targets = targets
         self._stopping = trio.Event()
         self._has_run = False
         traces = traces or Traces(env.clock, 0)
-        self.handlers = build_handlers(self._manager, self.admission, config, traces)
+        self.handlers = build_handlers(
+            self._manager, self.admission, self._comments, config, traces
+        )
         """What a server may call, by method and path, without `app` in between."""
         self.app = build_app(
             self._manager,
@@ -160,8 +164,8 @@ class HttpService:
         After `stop()` all is answered as before for `lame_duck_s`, but `/health` says 503 and each
         connection ends with its next answer, so that whoever keeps his comes to another frontend. A port
         that others share (`reuse_port`) is theirs then, and half a second more who had connected is answered.
-        Then idle connections are closed, and new work is a 503 while streams in flight go on, for `drain_timeout_s`; then they are stopped,
-        after `stop_grace_s` killed, and within half a second more everything is closed, whatever
+        Then idle connections are closed, but for those over which a request has arrived, and new work is a 503
+        while streams in flight go on, for `drain_timeout_s`; then they are stopped, after `stop_grace_s` killed, and within half a second more everything is closed, whatever
         the clients do. Cancelled, it closes at once. Raises `ConfigError` if it cannot listen.
         """
         if self._has_run:
@@ -178,20 +182,23 @@ class HttpService:
         async with open_nursery() as nursery:
             self.port = port = await nursery.start(server.serve)
             task_status.started(port)
-            async with open_nursery() as looking:
-                looking.start_soon(self.admission.queue.look)
-                if self.admission.keys is not None:
-                    looking.start_soon(self.admission.keys.follow)
-                await self._stopping.wait()
-                server.retire()
-                await trio.sleep(self.config.lame_duck_s)
-                if self.config.reuse_port:
-                    # Others answer there: a new connection is theirs, and who has one here may be about to ask.
-                    server.hand_over()
-                    await trio.sleep(HAND_OVER_S)
-                looking.cancel_scope.cancel()
-            server.close_idle()
-            await self._drain()
+            async with open_nursery() as answering:
+                answering.start_soon(self._comments.run)
+                async with open_nursery() as looking:
+                    looking.start_soon(self.admission.queue.look)
+                    if self.admission.keys is not None:
+                        looking.start_soon(self.admission.keys.follow)
+                    await self._stopping.wait()
+                    server.retire()
+                    await trio.sleep(self.config.lame_duck_s)
+                    if self.config.reuse_port:
+                        # Others answer there: a new connection is theirs, and who has one here may be about to ask.
+                        server.hand_over()
+                        await trio.sleep(HAND_OVER_S)
+                    looking.cancel_scope.cancel()
+                await server.close_idle()
+                await self._drain()
+                answering.cancel_scope.cancel()
             server.close()
 
     async def spawn(self, nursery: trio.Nursery) -> int:

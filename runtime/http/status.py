@@ -23,6 +23,7 @@ from ..errors import (
     DisconnectedError,
     EngineError,
     EventPlaneError,
+    GrammarDeadEndError,
     KilledError,
     LocalProtocolError,
     ModelAlreadyExistsError,
@@ -63,7 +64,7 @@ class HostNotAllowedError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """The client sends something that does not call itself JSON. It sets its content type."""
+    """The client sends what does not call itself JSON, or is compressed otherwise than we know. It sends JSON."""
 
     code: ClassVar[str] = "unsupported_media_type"
 
@@ -119,10 +120,11 @@ CLIENT: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _BUG: Final = "an internal error"
 _ADDRESS: Final = re.compile(
-    r"[a-z][a-z0-9+.-]*://[^\s'\",;)]+"  # A URL,
+    # Each begins where its run of characters does: from within a run it would be read again and again.
+    r"(?<![a-z0-9+.-])[a-z0-9+.-]+://[^\s'\",;)]+"  # A URL,
     r"|\[?(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[\w.%]*\]?(?:(?::| port )\d+)?"  # IPv6,
     r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?:(?::| port )\d+)?"  # IPv4,
-    r"|\b[a-z][\w.-]*(?::| port )\d{2,5}\b",  # or a host and its port.
+    r"|(?<![\w.-])[\d_.-]*[a-z][\w.-]*(?::| port )\d{2,5}\b",  # or a host and its port.
     re.IGNORECASE,
 )
 
@@ -154,6 +156,7 @@ STATUS_TABLE: Final[dict[type[BaseException], StatusRow]] = {
     ProtocolError:           StatusRow(502, _SERVER),
     DeadlineError:           StatusRow(504, _SERVER),
     EngineError:             StatusRow(500, _SERVER, helps=False, sentence="the engine failed"),
+    GrammarDeadEndError:     StatusRow(500, _SERVER, helps=False),
     KilledError:             StatusRow(500, _SERVER, helps=False),
     LocalProtocolError:      StatusRow(500, _SERVER, helps=False, sentence=_BUG, is_bug=True),
     ConfigError:             StatusRow(500, _SERVER, helps=False, sentence=_BUG, is_bug=True),

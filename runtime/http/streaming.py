@@ -35,8 +35,10 @@ from ..metrics.metrics import SUCCESS
 from ..nurseries import forget_frames
 from ..protocol.openai.answers import AnswerFormat, PromptTokensDetails, Usage, encode_data
 from ..protocol.openai.generate import Delta
+from ..protocol.openai.passing import COMMENT
 from ..sinks import Sink
 from .bodies import Body
+from .comments import EVENT_HEADERS, EventStream
 from .exchanges import Headers, HttpExchange, respond_error
 from .metrics import SENT_BACK, RequestRecord
 from .status import OPENAI, Dialect, ErrorAnswer, answer_error
@@ -47,11 +49,6 @@ DELTA_BYTES: Final = 64
 """What a delta takes beside its text, and a log probability beside its token."""
 _LOGPROB_BYTES: Final = 128
 _ID_BYTES: Final = 8
-EVENT_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 def check_complete(*, is_complete: bool) -> None:
@@ -74,7 +71,9 @@ class AnswerSink(Sink[Delta], ABC):
         super().__init__()
         self._to, self._exchange, self._record = to, to.exchange, to.record
         self._left, self._size = to.count_max, 0
-        self._is_started = self._is_complete = False
+        self._is_complete = False
+        self.has_written = False
+        """The client has a part of the answer, which is more than comments."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -82,7 +81,7 @@ class AnswerSink(Sink[Delta], ABC):
 
     def fail(self, answer: ErrorAnswer) -> None:
         """Tell the client what went wrong, as far as that is still possible."""
-        if self._is_started:
+        if self._exchange.status:
             self._exchange.finish(self._error_events(answer))
         else:
             respond_error(self._exchange, answer, self._to.headers)
@@ -94,15 +93,18 @@ class AnswerSink(Sink[Delta], ABC):
         return encode_data(answer.to_body(), answer.dialect.error_event)
 
     def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
+        # A comment has started it already, perhaps while its request waited.
+        if not self._exchange.status:
             self._exchange.start(200, EVENT_HEADERS + self._to.headers)
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes, *, is_comment: bool = False) -> bool:
         """Send it; whether there is room for more."""
         if not data:
             return True
         self._start()
+        self.has_written |= not is_comment
+        if self._to.stream is not None:
+            self._to.stream.written()
         return self._exchange.write(data)
 
     def restart(self) -> None:
@@ -230,6 +232,8 @@ class AnswerDelivery:
     dialect: Dialect = OPENAI
     names: Mapping[str, str] = attrs.field(factory=dict)
     """As `BodyRequest.names`."""
+    stream: EventStream | None = None
+    """Whose silence brings comments."""
     _is_made: bool = False
 
     @property
@@ -258,7 +262,7 @@ class AnswerDelivery:
             error = self.end_cut(self.context)
         self._is_made = True
         # Once its client has a part of it, it is told: begun anew, the answer would follow itself.
-        is_touched = self.context.is_stopped or exchange.is_gone or exchange.status
+        is_touched = self.context.is_stopped or exchange.is_gone or sink.has_written
         if self.may_wait and type(error) is OverloadedError and error.definite and not is_touched:
             self.record.outcome, self.record.detail = SENT_BACK, error.message
             sink.release()
@@ -282,7 +286,10 @@ class AnswerDelivery:
             tells_detail=self.config.engine_error_detail,
             dialect=self.dialect,
         )
-        if (param := self.names.get(answer.detail.param or "")) is None:
+        told = answer.detail.param or ""
+        # A turn's number is not that of the message, or item, of which it was made.
+        param = self.names.get(told) or self.names.get(told.partition("[")[0])
+        if param is None:
             return answer
         return attrs.evolve(answer, detail=msgspec.structs.replace(answer.detail, param=param))
 
@@ -331,6 +338,7 @@ class AnswerDelivery:
 
 
 _REFUSAL: Final = "the upstream refuses the request"
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 class PassedBody(AnswerSink):
@@ -369,10 +377,14 @@ class PassedBody(AnswerSink):
 
     def fail(self, answer: ErrorAnswer) -> None:
         # Of an answer that has begun a refusal is the end: whoever was to go on with it did not.
-        if self._status >= 400 and self._is_complete and not self._is_started:
+        if not (self._status >= 400 and self._is_complete) or self.has_written:
+            super().fail(answer)
+        elif self._exchange.status:
+            # Line ends are between members, as JSON has none in a string.
+            line = b"".join(self._pieces).translate(_ONE_LINE)
+            self._exchange.finish(encode_data(line, answer.dialect.error_event))
+        else:
             self._exchange.respond(self._status, b"".join(self._pieces), self._to.headers)
-            return
-        super().fail(answer)
 
 
 class PassedEvents(PassedBody):
@@ -388,14 +400,19 @@ class PassedEvents(PassedBody):
         if items[0].status:
             # A refusal is no stream: it is kept, and answered whole.
             return super().take(items)
-        for delta in items:
+        events = [delta for delta in items if delta.raw != COMMENT]
+        for delta in events:
             self._count(delta)
-        return self.write(b"".join([delta.raw for delta in items]))
+        if events:
+            return self.write(b"".join([delta.raw for delta in events]))
+        # Before the answer, whatever an upstream sends to keep a connection open, an early failure keeps its real
+        # status, and another upstream may answer; a silence that gets long ends with a comment of ours.
+        return not self._exchange.status or self.write(COMMENT, is_comment=True)
 
     def finish(self) -> None:
         if self._status >= 400:
             super().finish()
-        if not self._is_started:
+        if not self.has_written:
             raise EngineError("the upstream ended its answer without an event")
         check_complete(is_complete=self._is_complete)
         self._exchange.finish(self._to.dialect.stream_end)

@@ -79,8 +79,11 @@ class HttpServer(Protocol):
         """Accept no more on a port that others share (`reuse_port`): they have it. Who had connected is served."""
         ...
 
-    def close_idle(self) -> None:
-        """Close the connections on which nothing is under way: another server may have their next request."""
+    async def close_idle(self) -> None:
+        """Close the connections on which nothing is under way: another server may have their next request.
+
+        A request that has arrived and was not read yet is under way, and begun when this returns.
+        """
         ...
 
     def close(self) -> None:

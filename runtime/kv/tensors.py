@@ -7,6 +7,7 @@ DLPack, or an array of a GPU. Nothing is copied: peers read and write these byte
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -118,6 +119,12 @@ def _agree(
         len(shape) > len(axes)
         or any(want not in {None, size} for want, size in zip(axes, shape, strict=True))
     ):
+        wanted = ", ".join("blocks" if each is None else str(each) for each in axes)
+        raise ValueError(f"an array of axes {shape}, but the shape and layout say ({wanted})")
+    # With fewer axes some are taken together. The blocks must not be, or all of a block's other axes
+    # would be read as fewer, larger blocks: one layer's array as that of several.
+    is_merged = 1 < len(shape) < len(axes) and axes[0] is None and own.itemsize > 1
+    if is_merged and prod(shape[1:]) != prod(size for size in axes[1:] if size is not None):
         wanted = ", ".join("blocks" if each is None else str(each) for each in axes)
         raise ValueError(f"an array of axes {shape}, but the shape and layout say ({wanted})")
 

@@ -75,12 +75,12 @@ class AccessLog:
         is_cheap: bool = False,
         error: str = "",
         first_token_s: float | None = None,
-        **fields: int,
+        **fields: int | None,
     ) -> None:
         """A request that came at `began_at`, of the clock's `now`, is over.
 
-        `fields` are what else the line shows, such as tokens. Costs nothing worth counting where no
-        line is written.
+        `fields` are what else the line shows, such as tokens; what is not known is None, and left out. Costs
+        nothing worth counting where no line is written.
         """
         level = logging.DEBUG if is_probe else logging.INFO if is_success else FAILED
         if not self._log.isEnabledFor(level):
@@ -97,7 +97,7 @@ class AccessLog:
             "path": cut(_text(path), _PATH_CHARACTERS_MAX),
             "status": status,
             "outcome": outcome,
-            **fields,
+            **{name: value for name, value in fields.items() if value is not None},
         }
         if first_token_s is not None:
             told["first_token_s"] = round(first_token_s, 4)

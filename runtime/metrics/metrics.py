@@ -7,10 +7,10 @@ of a part stand with it: a frontend's in `http/metrics.py`, a worker's in `worke
 from __future__ import annotations
 
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 import trio
 from prometheus_client.process_collector import ProcessCollector
@@ -19,8 +19,8 @@ from ..env import Env
 from ..nurseries import open_nursery
 from .tallies import Counts, Registry
 
-LiveCounts = Callable[[], tuple[int, int, int]]
-"""How many instances are live, how many of them inhibited, and how many stale."""
+LiveCounts = Callable[[], tuple[int, Mapping[str, int]]]
+"""How many instances accept requests, and how many are in each state that occurs."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SUCCESS: Final = "success"
 """The outcome of a request that ended with its whole answer; others are codes of `errors.py`."""
@@ -32,10 +32,24 @@ DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 3
 LAG_INTERVAL_S: Final = 0.1
 _LAG_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LIVE_SETS: Final = {
-    "live_instances": "Instances in the live set",
-    "inhibited_instances": "Live instances that the router avoids for now",
-    "stale_instances": "Live instances that discovery has deleted",
+    "live_instances": "Instances that accept requests, as far as is known",
+    "inhibited_instances": "Instances that the router avoids for now",
+    "stale_instances": "Instances that discovery has deleted, and that answer",
 }
+_STATES: Final = {"instances": "Instances by the state in which the router sees them"}
+
+
+def _live_sets(shown: Mapping[str, LiveCounts]) -> Iterator[tuple[Any, dict[str, float]]]:
+    for endpoint, counts in shown.items():
+        live, states = counts()
+        counted = (live, states.get("inhibited", 0), states.get("stale", 0))
+        yield (endpoint,), dict(zip(_LIVE_SETS, counted, strict=True))
+
+
+def _states(shown: Mapping[str, LiveCounts]) -> Iterator[tuple[Any, dict[str, float]]]:
+    for endpoint, counts in shown.items():
+        for state, count in counts()[1].items():
+            yield (endpoint, state), {"instances": count}
 
 
 class Metrics(Registry):
@@ -49,24 +63,17 @@ class Metrics(Registry):
         self.clock, self.now = env.clock, env.clock.now
         self._rendered = b""
         self._rendered_at: float | None = None
-        self._live_sets = self.readings(
-            "",
-            ("endpoint",),
-            lambda shown: [
-                ((endpoint,), dict(zip(_LIVE_SETS, counts(), strict=True)))
-                for endpoint, counts in shown.items()
-            ],
-            gauges=_LIVE_SETS,
-        ).shown
+        self._live_sets = self.readings("", ("endpoint",), _live_sets, gauges=_LIVE_SETS).shown
+        self._states = self.readings("", ("endpoint", "state"), _states, gauges=_STATES).shown
 
     def live_set(self, endpoint: str, counts: LiveCounts) -> None:
         """Ask `counts`, whenever `/metrics` is read, for the instances of `endpoint`."""
-        self._live_sets[endpoint] = counts
+        self._live_sets[endpoint] = self._states[endpoint] = counts
 
     def endpoint_gone(self, endpoint: str, counts: LiveCounts) -> None:
         """Nobody asks `counts` any more: the series end, unless they are another's by now."""
         if self._live_sets.get(endpoint) == counts:
-            del self._live_sets[endpoint]
+            del self._live_sets[endpoint], self._states[endpoint]
 
     def render(self) -> bytes:
         """The exposition in Prometheus' text format, at most a second old."""

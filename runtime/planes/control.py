@@ -134,7 +134,8 @@ class ControlPlane(Protocol):
         """Watch a prefix: first a `Snapshot`, then every change after it, in revision order.
 
         No change between the snapshot and the stream is lost. After an outage the stream resumes
-        where it was; if history was compacted meanwhile, one `Resync` takes its place. The
+        where it was; if history was compacted meanwhile, or is not known to be the same (a store
+        restored from a backup), one `Resync` takes its place. The
         iterator never ends by itself; it raises only what is beyond repair.
         """
         ...

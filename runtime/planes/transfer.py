@@ -299,6 +299,14 @@ class Mover(abc.ABC, Generic[RegionT]):
         when the transfer is over sets `let_go`, and calls `settle` when it has.
         """
 
+    def hang_up(self, incarnation: str, silent_s: float) -> bool:  # noqa: ARG002 -- see below
+        """Close the connection to a peer if it brought nothing for `silent_s`; whether it was closed.
+
+        Called for a transfer that confirms nothing. All transfers over that connection fail with
+        `StalledError`, and the next ones connect again. False where there is no such connection.
+        """
+        return False
+
     @abc.abstractmethod
     async def close(self, incarnation: str) -> None:
         """Close what is open to a peer, whose transfers have ended; no effect for one unknown."""

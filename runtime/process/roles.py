@@ -206,7 +206,8 @@ async def serve_frontend(
                 if dashboard is not None:
                     dashboard.serves_at(url, status)
                 if status:
-                    watching.start_soon(_publish_frontend, runtime, url, status)
+                    host = "" if place is None else place.host
+                    watching.start_soon(_publish_frontend, runtime, url, status, host)
                 page = dashboard_url(config.http, url, status or status_url)
                 address = runtime.data.home_address
                 ready(FrontendReady(url, status or status_url, page, address))
@@ -217,7 +218,7 @@ async def serve_frontend(
     env.note("frontend.left")
 
 
-async def _publish_frontend(runtime: Runtime, url: str, status: str) -> None:
+async def _publish_frontend(runtime: Runtime, url: str, status: str, host: str) -> None:
     """Keep the entry while this runs: others ask for its status at `status`.
 
     It is gone at once when this is cancelled, if the store answers.
@@ -226,7 +227,7 @@ async def _publish_frontend(runtime: Runtime, url: str, status: str) -> None:
     """
     frontend_id = draw_id(runtime.env.rng)
     url = runtime.data.advertised_url(url) or url
-    entry = encode_frontend(FrontendEntry(id=frontend_id, url=url, status=status))
+    entry = encode_frontend(FrontendEntry(id=frontend_id, url=url, status=status, host=host))
     try:
         async with open_nursery() as nursery:
             nursery.start_soon(runtime.registrar.run)

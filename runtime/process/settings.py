@@ -14,6 +14,7 @@ config get|set|watch` are in `src/trinamo/cli/settings.py`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, Final, Generic, Literal, Optional, TypeVar
@@ -30,7 +31,7 @@ from ..errors import RequestError
 from ..metrics.metrics import Metrics
 from ..planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot, WatchEvent
 from ..planes.retries import Retries
-from ..protocol.undecodable import UNDECODABLE, Unsigned
+from ..protocol.undecodable import UNDECODABLE, Unsigned, decoding_fault
 from ..sinks import Changes
 
 _log = logging.getLogger("trinamo.settings")
@@ -66,7 +67,7 @@ class Setting(Generic[T]):
         try:
             found: T = msgspec.json.decode(value, type=self.type)
         except UNDECODABLE as error:
-            raise RequestError(f"{self.name}: {error}", param=self.name) from error
+            raise RequestError(f"{self.name}: {decoding_fault(error)}", param=self.name) from error
         return found
 
     def read(self, text: str) -> T:
@@ -126,8 +127,7 @@ def _of_key(key: str, kind: Any = None, about: str = "") -> Setting[Any]:
     field = config_fields(Config)[key]
     # What is said of a file is not all true here: `null` means another thing, and workers are told.
     text = about or field.text
-    for elsewhere in (" null: no bound.", " Workers must be told it, too."):
-        text = text.replace(elsewhere, "")
+    text = re.sub(r" null: [^.]*\.", "", text).replace(" Workers must be told it, too.", "")
     about = f"{text} null: as each is configured."
     return Setting(key, Optional[kind or field.type], None, about)  # noqa: UP045 -- of a value
 

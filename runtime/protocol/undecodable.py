@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
@@ -55,26 +54,44 @@ def decoded(decode: Callable[[B], T], data: B, what: str) -> T:
     try:
         return decode(data)
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{what}: {error}") from error
+        raise RemoteProtocolError(f"{what}: {decoding_fault(error)}") from error
 
 
-_PATH: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
-_MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*?)`")
+_QUOTED_CHARS_MAX: Final = 80
+_SENTENCE_CHARS_MAX: Final = 100
+"""A decoder's own sentences are shorter; what is longer quotes an unknown member or a wrong value."""
+_PATH_MARK: Final = " - at `$"
+_MISSING: Final = "Object missing required field `"
+
+
+def quoted(text: str) -> str:
+    """The part of `text`, which somebody else wrote, that a refusal or a log line quotes."""
+    return text if len(text) <= _QUOTED_CHARS_MAX else text[: _QUOTED_CHARS_MAX - 1] + "…"
+
+
+def decoding_fault(error: Exception) -> str:
+    """The sentence of a decoder that raised one of `UNDECODABLE`, cut: it may quote a whole body."""
+    text = str(error)
+    return text if len(text) <= _SENTENCE_CHARS_MAX else text[: _SENTENCE_CHARS_MAX - 1] + "…"
 
 
 def explain(error: Exception, what: str, within: str = "") -> RequestError:
-    """The refusal of a request that is not what its type says: it names the parameter, if it can.
+    """Return the refusal of a request that is not what its type says; it names the parameter if it can.
 
     `what` begins the sentence where it cannot; `within` is the parameter whose bytes were decoded.
     """
-    message = str(error)
-    found = _PATH.search(message)
-    param = within + (found["path"] if found else "")
-    text = message[: found.start()] if found else message
-    missing = _MISSING.match(text)
-    if missing:
-        param = f"{param}.{missing['field']}" if param else missing["field"]
+    # The decoder ends its sentence with the place. Members of a client may hold the same words, and
+    # come before it, so the last one counts, and nothing else is searched.
+    text, mark, path = str(error).rpartition(_PATH_MARK)
+    if not mark:
+        text, path = path, ""
+    # Within `b`, `.a` is `b.a` and `[0]` is `b[0]`.
+    param = quoted((within + path.removesuffix("`")).lstrip("."))
+    if text.startswith(_MISSING):
+        field = text[len(_MISSING) :].partition("`")[0]
+        param = f"{param}.{field}" if param else field
         return RequestError(f"'{param}' is missing", param=param)
+    text = decoding_fault(ValueError(text))
     if not param:
         return RequestError(f"{what}: {text}")
     return RequestError(f"'{param}' is wrong: {text}", param=param)

@@ -209,6 +209,8 @@ class Dashboard:
         for each in known.instances:
             noted = self._noted(each.id)
             noted.is_asked = True
+            if each.state == InstanceStatus.GONE.value:
+                continue  # It has left, and is only named for some minutes more.
             state = _STATES.get(each.state, "") or problems.get(each.id, "")
             before = seen.get(each.id)
             if before is None or not before.state:

@@ -40,6 +40,8 @@ class Place:
     pid: int = 0
     find_neighbours: Callable[[], Neighbours] = Neighbours
     """Must not wait; asked once a look. It tells no secret."""
+    host: str = ""
+    """The name of its machine, for people."""
 
 
 @attrs.define(eq=False)
@@ -60,6 +62,7 @@ class Gatherer:
             found = [FrontendLook(self._place.name, self._place.pid, url, status_url)]
             neighbours.frontends += found
         own = found[0]
+        own.host = self._place.host
         own.is_own, own.view, own.status, own.in_flight = True, view, view.status, view.in_flight
         asking = Asking(
             self._fetch, timeout_s=ASK_TIMEOUT_S, asked_max=INSTANCES_MAX, wants_requests=True

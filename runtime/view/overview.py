@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..caller.client import Client
+from ..caller.record import InstanceStatus
 from ..caller.router import Router
 from ..planes import (
     ControlPlane,
@@ -25,6 +26,7 @@ from ..planes import (
     EventPlane,
     EventStatistics,
 )
+from ..protocol.discovery.instances import Instance
 
 PREFIX: Final = "/dashboard"
 """Where the page is."""
@@ -43,12 +45,14 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     id: str
     state: str
-    """An `InstanceStatus`: `live`, `draining`, `inhibited`, `stale` or `connection lost`; or `AWAY`."""
+    """An `InstanceStatus`, such as `live`, `draining` or `gone`; or `AWAY`."""
     in_flight: int
     """This process's own requests under way to it."""
     incarnation: int
     model: str = ""
     engine: str = ""
+    gone_s: float = 0.0
+    """For how long it has been `gone`, in seconds."""
     active: int | None = None
     """Requests that it said are running or waiting there, whoever sent them; None if it has not."""
     kv_used: float | None = None
@@ -125,7 +129,9 @@ def overview(
     """
     control, events = process.control, process.events
     routers = [client.router for client in process.clients]
-    total = len(unknown) + sum(router.instance_count for router in routers)
+    total = len(unknown) + sum(
+        router.instance_count + sum(1 for _ in router.gone()) for router in routers
+    )
     known = (view for router in routers for view in _views(router, away))
     views = [*islice(chain(unknown, known), INSTANCES_MAX)]
     return Overview(
@@ -139,16 +145,9 @@ def overview(
 def _views(router: Router, away: Container[str]) -> Iterator[InstanceView]:
     for instance, status, in_flight in router.statuses():
         report = router.report(instance.id)
-        yield InstanceView(
-            endpoint=instance.endpoint,
-            id=instance.id,
-            state=AWAY if instance.id in away else status.value,
+        yield replace(
+            _view(instance, AWAY if instance.id in away else status.value),
             in_flight=in_flight,
-            incarnation=instance.incarnation,
-            model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],
-            engine=instance.metadata.get("engine", "")[:TEXT_CHARACTERS_MAX],
-            transports=_cut(instance.transports),
-            metadata=_cut(instance.metadata),
             active=None if report is None else report.active,
             kv_used=(
                 report.blocks_used / report.blocks_total
@@ -156,6 +155,23 @@ def _views(router: Router, away: Container[str]) -> Iterator[InstanceView]:
                 else None
             ),
         )
+
+    for instance, gone_s in router.gone():
+        yield replace(_view(instance, InstanceStatus.GONE.value), gone_s=gone_s)
+
+
+def _view(instance: Instance, state: str) -> InstanceView:
+    return InstanceView(
+        endpoint=instance.endpoint,
+        id=instance.id,
+        state=state,
+        in_flight=0,
+        incarnation=instance.incarnation,
+        model=instance.metadata.get("model", "")[:TEXT_CHARACTERS_MAX],
+        engine=instance.metadata.get("engine", "")[:TEXT_CHARACTERS_MAX],
+        transports=_cut(instance.transports),
+        metadata=_cut(instance.metadata),
+    )
 
 
 def _cut(texts: Mapping[str, str]) -> dict[str, str]:

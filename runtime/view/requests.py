@@ -15,7 +15,7 @@ from ..errors import RemoteProtocolError, TrinamoError
 from ..http.status import UnauthorizedError
 from ..http.transport import Fetch
 from ..nurseries import open_nursery
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, decoding_fault
 from ..traces.ring import ID_CHARACTERS_MAX, LegView, ProcessView, TraceView, root_of
 
 ASK_TIMEOUT_S: Final = 1.5
@@ -81,7 +81,9 @@ async def _ask(fetch: Fetch, url: str, kind: type[T], key: str) -> T:
         if status == 200:
             return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{url} is not of this version: {error}") from error
+        raise RemoteProtocolError(
+            f"{url} is not of this version: {decoding_fault(error)}"
+        ) from error
     raise RemoteProtocolError(f"it answers with {status} at {urlsplit(url).path}")
 
 

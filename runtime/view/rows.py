@@ -71,6 +71,8 @@ class InstanceRow(msgspec.Struct, kw_only=True):
     build: str = ""
     """Of its process; empty if it told none."""
     addresses: list[str] = []
+    host: str = ""
+    """The name of its machine; empty if it told none."""
     engine_facts: EngineFacts | None = None
     blocks_used: int | None = None
     blocks_total: int | None = None
@@ -174,6 +176,7 @@ class InstanceRows:
             incarnation=look.incarnation,
             group=group_of(look),
             build=cut_text(look.build),
+            host=cut_text(metadata.get("host", "")),
             addresses=[cut_text(f"{name} {address}") for name, address in look.transports.items()][
                 :ENTRIES_MAX
             ],

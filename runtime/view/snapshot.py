@@ -55,7 +55,10 @@ class FrontendRow(msgspec.Struct, kw_only=True):
     name: str
     pid: int
     url: str
+    """Where its API is reached."""
     status: str
+    host: str = ""
+    """The name of its machine; empty if it told none."""
     problem: str = ""
     in_flight: int = 0
     waiting: int = 0
@@ -199,7 +202,8 @@ class Snapshots:
             return FrontendRow(
                 name=look.name,
                 pid=look.pid,
-                url=look.url,
+                url=cut_text(look.api_url or look.url),
+                host=cut_text(look.host),
                 status="away",
                 problem=cut_text(look.problem or "its answer makes no sense"),
             )
@@ -214,7 +218,8 @@ class Snapshots:
         return FrontendRow(
             name=look.name,
             pid=look.pid,
-            url=look.url,
+            url=cut_text(look.api_url or look.url),
+            host=cut_text(look.host),
             status=cut_text(facts.status),
             in_flight=facts.in_flight,
             waiting=facts.waiting,

@@ -25,7 +25,7 @@ from ..errors import ConnectError, DeadlineError, RemoteProtocolError, TrinamoEr
 from ..http.transport import Fetch, fetch_json
 from ..nurseries import open_nursery
 from ..protocol.discovery.instances import FrontendEntry
-from ..protocol.undecodable import UNDECODABLE
+from ..protocol.undecodable import UNDECODABLE, decoding_fault
 from ..traces.ring import RequestsView
 from .listing import InstanceLook, Listing, ModelLook
 from .overview import AWAY, FrontendView, InstanceView
@@ -42,6 +42,7 @@ LOST: Final[Mapping[str, str]] = {
     InstanceStatus.UNREACHED: "cannot reach it",
 }
 """States in which a frontend sends an instance nothing, and what is wrong."""
+GONE: Final = InstanceStatus.GONE.value
 TOLD_MAX: Final = 16
 """Sentences of one kind; the others are counted."""
 View = tuple[str, FrontendView]
@@ -92,6 +93,10 @@ class FrontendLook:
     """Whether an operator has named it, so that a client's key may be sent to `url`."""
     is_own: bool = False
     """Whether it is the process that looks, which asks itself nothing."""
+    host: str = ""
+    """The name of its machine, as it registered it."""
+    api_url: str = ""
+    """Where other machines reach the API, likewise; `url` may be what it binds."""
 
 
 @attrs.define
@@ -155,7 +160,7 @@ class Survey:
             each.status_url or each.url: each.name for each in self.frontends if not each.is_own
         }
         for each in self.instances:
-            if url := each.metadata.get("status"):
+            if (url := each.metadata.get("status")) and each.seen != GONE:
                 found.setdefault(url, each.name or f"worker {each.id}")
         return found
 
@@ -222,16 +227,16 @@ def why_away(error: TrinamoError, endpoints: Sequence[str]) -> str:
 def add_listed(known: list[FrontendLook], listed: Iterable[FrontendEntry]) -> None:
     """Add those that discovery names to those that are known, each once."""
     for entry in listed:
-        if any(each.status_url == entry.status for each in known):
-            continue
-        named = next(
+        found = next((each for each in known if each.status_url == entry.status), None)
+        found = found or next(
             (e for e in known if not e.status_url and e.url in (entry.url, entry.status)), None
         )
-        if named is not None:
-            named.status_url = entry.status
-        else:
+        if found is None:
             place = urlsplit(entry.status).netloc or entry.id
-            known.append(FrontendLook(place, 0, entry.url, entry.status))
+            found = FrontendLook(place, 0, entry.url, entry.status)
+            known.append(found)
+        found.status_url = entry.status
+        found.host, found.api_url = entry.host, entry.url
 
 
 async def ask_frontends(found: Iterable[FrontendLook], asking: Asking) -> None:
@@ -277,7 +282,9 @@ async def _ask_frontend(look: FrontendLook, url: str, asking: Asking, key: str) 
             if code == HTTPStatus.OK:
                 look.requests = msgspec.json.decode(body, type=RequestsView)
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{url} is no frontend of this version: {error}") from error
+        raise RemoteProtocolError(
+            f"{url} is no frontend of this version: {decoding_fault(error)}"
+        ) from error
     if not isinstance(health, dict) or "status" not in health:
         raise RemoteProtocolError(f"{url} is no frontend of this version")
     look.health, look.status = health, str(health["status"])
@@ -290,7 +297,8 @@ def tell_frontends(survey: Survey) -> list[View]:
     found = sorted(survey.frontends, key=lambda each: not each.is_own)
     for each in found:
         if each.problem:
-            survey.away.append(f"{each.name} at {each.url} does not answer: {each.problem}")
+            where = f"{each.api_url or each.url}{f' on {each.host}' if each.host else ''}"
+            survey.away.append(f"{each.name} at {where} does not answer: {each.problem}")
     if found:
         first = found[0]
         survey.frontend = {
@@ -320,7 +328,7 @@ def _tell_planes(survey: Survey, view: FrontendView, servers: Sequence[str], who
     if view.cluster is None:
         return
     control, events = view.cluster.control, view.cluster.events
-    states = [each.state for each in view.cluster.instances]
+    states = [each.state for each in view.cluster.instances if each.state != GONE]
     if count := states.count(InstanceStatus.STALE):
         survey.away.append(
             f"{count} of {len(states)} instances are no longer in etcd; {who} keeps them "
@@ -351,7 +359,8 @@ def _take_last_known(survey: Survey, view: FrontendView, why: str, last: Listing
         survey.away.append(
             f"{why}; this is what the frontend last knew, {control.silence_s:.0f} s ago"
         )
-    seen = known.instances if known is not None else []
+    # Those that are gone are added by `ask_instances`.
+    seen = [each for each in (known.instances if known is not None else ()) if each.state != GONE]
     listed = {(each.endpoint, each.id): each for each in last.instances} if last is not None else {}
     for each in seen:
         look = _last_known(each)
@@ -391,9 +400,17 @@ def _last_known(each: InstanceView) -> InstanceLook:
         transports=dict(each.transports),
         metadata={"model": each.model, "engine": each.engine, **each.metadata},
         seen=each.state,
-        problem=AWAY_PROBLEM if each.state == AWAY else "",
+        problem=_problem_of(each),
         name=each.transports.get("http", ""),
     )
+
+
+def _problem_of(each: InstanceView) -> str:
+    """Why an instance that is not asked itself serves nothing; empty if it does."""
+    if each.state == GONE:
+        ago = f"{each.gone_s / 60:.0f} min" if each.gone_s >= 90 else f"{each.gone_s:.0f} s"
+        return f"it left {ago} ago without draining: it was killed, hangs, or lost its network"
+    return AWAY_PROBLEM if each.state == AWAY else ""
 
 
 # --- instances, each asked at the status port that it tells, and dialled ---
@@ -411,13 +428,14 @@ async def ask_instances(survey: Survey, asking: Asking, views: Sequence[View] = 
     ]
     looks = {(each.endpoint, each.id): each for each in survey.instances}
     for _, each in known:
-        # Discovery does not name upstreams that have never said what they serve.
-        if each.state == AWAY and (each.endpoint, each.id) not in looks:
+        # Discovery does not name those that have left, or upstreams that never said what they serve.
+        if each.state in (AWAY, GONE) and (each.endpoint, each.id) not in looks:
             look = looks[each.endpoint, each.id] = _last_known(each)
             survey.instances.append(look)
-    await _ask_each(survey.instances[: asking.asked_max], asking)
+    named = [each for each in survey.instances if each.seen != GONE]
+    await _ask_each(named[: asking.asked_max], asking)
     for who, each in known:
-        if (seen := looks.get((each.endpoint, each.id))) is not None:
+        if each.state != GONE and (seen := looks.get((each.endpoint, each.id))) is not None:
             seen.in_flight = (seen.in_flight or 0) + each.in_flight
             seen.active = each.active if seen.active is None else seen.active
             seen.kv_used = each.kv_used if seen.kv_used is None else seen.kv_used
@@ -488,20 +506,24 @@ def _tell_instances(survey: Survey) -> None:
         reasons = filter(None, [each.problem, *each.unreached])
         each.problem = "; ".join(dict.fromkeys(reasons))
     for each in silent[:TOLD_MAX]:
-        who = f"instance {each.id} of {each.endpoint}"
+        host = each.metadata.get("host")
+        who = f"instance {each.id} of {each.endpoint}" + (f" on {host}" if host else "")
         named = f"{each.name}, {who}," if each.name else who
         # One that answers us is away all the same if no request comes to it.
         what = f"{named} does not answer" if each.health is None else named.rstrip(",")
+        if each.seen == GONE:
+            what = f"gone: {named.rstrip(',')}"
         survey.away.append(f"{what}: {each.problem}")
     if len(silent) > TOLD_MAX:
         survey.away.append(f"{len(silent) - TOLD_MAX} more instances do not answer")
-    if survey.etcd and not survey.instances:
+    if survey.etcd and all(each.seen == GONE for each in survey.instances):
         survey.away.append("no instance is registered: no request can be answered")
     # Of each model's instances only those that answer, or were not asked, count as serving it.
     lost = Counter(
         (each.metadata.get("model", ""), each.endpoint)
         for each in survey.instances
-        if each.problem or each.seen in LOST
+        # The cards of those that are gone went with them.
+        if (each.problem or each.seen in LOST) and each.seen != GONE
     )
     for model in survey.models:
         model.instances = max(0, model.registered - lost[model.name, model.endpoint])
@@ -517,7 +539,9 @@ async def ask_processes(survey: Survey, asking: Asking, processes: Sequence[Owne
             return
         try:
             health = (
-                await fetch_facts(asking.fetch, process.url) if process.url and process.pid else {}
+                await fetch_facts(asking.fetch, process.url, asking.timeout_s)
+                if process.url and process.pid
+                else {}
             )
         except TrinamoError:
             health = {}

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import RemoteProtocolError
 from ..protocol.discovery.instances import is_instance_id
-from ..protocol.undecodable import UNDECODABLE, check_signed
+from ..protocol.undecodable import UNDECODABLE, check_signed, decoding_fault
 
 WEIGHTS_PREFIX: Final = "weights/"
 CHUNKS_MAX: Final = 1 << 16
@@ -61,7 +61,9 @@ def decode_weights_card(key: str, value: bytes) -> tuple[str, str, WeightsCard]:
         msgspec.convert(sha256, Sha256)
         card = msgspec.json.decode(value, type=WeightsCard)
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"{key[:160]}: no offer of weights: {error}") from error
+        raise RemoteProtocolError(
+            f"{key[:160]}: no offer of weights: {decoding_fault(error)}"
+        ) from error
     if not is_instance_id(instance_id):
         raise RemoteProtocolError(f"{key[:160]}: names no instance")
     return sha256, instance_id, card

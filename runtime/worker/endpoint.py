@@ -16,7 +16,7 @@ from ..logs.text import name_error
 from ..nurseries import is_failure, single
 from ..protocol.discovery.instances import EndpointName
 from ..protocol.streams.request import Envelope, RequestKind
-from ..protocol.undecodable import UNDECODABLE, explain
+from ..protocol.undecodable import UNDECODABLE, decoding_fault, explain
 from ..sinks import Sink, forward_items
 
 _log = logging.getLogger("trinamo.worker")
@@ -125,7 +125,7 @@ class DecodedInput:
         try:
             return self._decode(item)
         except UNDECODABLE as error:
-            raise RequestError(f"an input item does not decode: {error}") from error
+            raise RequestError(f"an input item does not decode: {decoding_fault(error)}") from error
 
 
 def single_error(raised: BaseException, what: str) -> TrinamoError:

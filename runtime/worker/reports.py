@@ -169,7 +169,7 @@ def check_waiting_tokens(engine: GenerationEngine, waiting_tokens_max: int) -> N
     waiting = engine.statistics().waiting_tokens
     if waiting > waiting_tokens_max:
         raise OverloadedError(
-            f"{waiting} prompt tokens wait to be computed, more than waiting_tokens_max"
+            f"{waiting} prompt tokens wait to be computed, more than worker.waiting_tokens_max"
             f" {waiting_tokens_max}",
             bound="waiting_tokens_max",
             value=waiting_tokens_max,

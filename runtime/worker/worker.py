@@ -210,7 +210,7 @@ class Worker:
             message = f"{endpoint.name} is for workers, and your certificate says that you are none"
         elif self.admitted_count >= self.requests_max and not endpoint.for_workers:
             status = AckStatus.OVERLOADED
-            message = f"requests_max {self.requests_max} are in flight"
+            message = f"worker.requests_max {self.requests_max} are in flight"
         elif self._cancelled.get(envelope.id, -math.inf) > trio.current_time():
             status, message = AckStatus.INVALID, "the request was cancelled before it arrived"
         elif envelope.id in self._active:

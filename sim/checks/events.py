@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 def check(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """Revisions that go back within one watch, and watches that do not begin with a snapshot."""
     seen: dict[tuple[str, str], int] = {}
+    restored = any(fault.do == "restore" for fault in outcome.scenario.faults)
     for row in outcome.told:
         if row.kind != "watch.event":
             continue
         watch, revision = (row.host, row.field("watch")), row.field("revision")
         if watch not in seen and row.field("what") != "Snapshot":
             yield "I13", f"watch {watch[1]} began with a {row.field('what')}"
+        if restored and row.field("what") == "Resync":
+            seen[watch] = 0
         if revision < seen.get(watch, 0):
             yield "I13", f"watch {watch[1]} went back from revision {seen[watch]} to {revision}"
         seen[watch] = max(revision, seen.get(watch, 0))

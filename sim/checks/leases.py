@@ -33,6 +33,9 @@ def _check_times(outcome: Outcome) -> Iterator[tuple[str, str]]:
             table.is_away = _AWAY[row.kind]
             # A store that was not running may notice late, never early.
             table.idle_since_s = row.time_s
+        elif row.kind == "store.load":
+            # A backup, whose leases are those of its time.
+            table.renewed_s = dict.fromkeys(row.field("leases"), row.time_s)
         elif row.kind.startswith("store."):
             yield from (("I6", text) for text in table.take(row))
     yield from (("I6", text) for text in table.overdue(outcome.world.ended_s))

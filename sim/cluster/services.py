@@ -82,6 +82,11 @@ class NotedStore(MemoryStore):
         self._world.note("store.restart", leases=sorted(self._leases))
         super().restart(now=now)
 
+    @override
+    def load(self, backup: MemoryStore) -> None:
+        super().load(backup)
+        self._world.note("store.load", leases=sorted(self._leases))
+
     def holders(self) -> dict[str, int]:
         """The keys now, and the lease of each; what is due and not removed yet included."""
         return {key: entry.lease_id for key, entry in sorted(self._entries.items())}

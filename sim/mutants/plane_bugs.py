@@ -29,6 +29,7 @@ from trinamo.runtime.queues.consumer import Consumer
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd.client import EtcdClient
 from trinamo.transports.etcd.control import EtcdControlPlane
+from trinamo.transports.etcd.watches import WatchTable
 from trinamo.transports.etcd.watching import WatchKeeper
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.nats import requests
@@ -123,6 +124,14 @@ async def list_then_watch_from_now(read: Any, self: Any, prefix: str) -> Snapsho
     await trio.sleep(0.05)
     now = await read(self, prefix)
     return Snapshot(now.revision, found.entries)
+
+
+@instead_of(WatchTable, "disconnected")
+def revisions_are_believed(lose: Any, self: Any) -> None:
+    """What is behind the next stream is taken for the store of before, if its revision is as high."""
+    lose(self)
+    for watch in self._watches:
+        watch.is_proven = True
 
 
 @instead_of(Instances, "replace")

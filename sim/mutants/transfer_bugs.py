@@ -10,6 +10,7 @@ from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.kv import BlockLeases, NixlMetadataStore, TransferRouter
 from trinamo.runtime.kv.transfer import settlement
 from trinamo.runtime.kv.transfer.engine import EngineTransfers
+from trinamo.runtime.kv.transfer.routes import Route
 from trinamo.runtime.kv.transfer.settlement import Grant, Path, Tickets
 from trinamo.runtime.planes import TransferReport
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult, PeerStatus
@@ -63,6 +64,10 @@ async def lost_peer_is_done(attempt: Any, self: Any, route: Any, memory: Any, jo
             duration_s=0.0,
             is_verified=False,
         )
+
+
+# A connection that brings nothing is kept, and every transfer over it waits for its time to be up.
+stands("silent_connection_is_kept", (Route, "hang_up", lambda *_: False))
 
 
 # --- engines that find each other -------------------------------------------------------------------

@@ -184,6 +184,8 @@ class Endpoint:
         self._last_arrival_s = 0.0
         self._outstanding_bytes = 0
         self._uncredited_bytes = 0
+        self.is_swallowed = False
+        """Whether what is sent from here is acknowledged on the way, and goes no further."""
         self._cuts = 0
         """How often this link was cut; tells one silence from the next."""
 
@@ -322,6 +324,8 @@ class Endpoint:
         if self.is_forgotten or self._peer is None:
             return
         passes = self._passes
+        if kind is SegmentKind.DATA and self.is_swallowed:
+            return
         self._sent_count += 1
         segment = Segment(
             kind, data, size or len(data), self._sent_count, round(self._world.current_time(), 9)

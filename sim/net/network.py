@@ -99,6 +99,17 @@ class Network(Names):
         """
         return self._end("finish", a, b, Endpoint.end)
 
+    def swallow(self, a: str, b: str) -> int:
+        """Let no more data through every open connection between the two hosts; how many there were.
+
+        As a proxy that hangs does: no end sees an error, and connections made later work.
+        """
+        hit = self._between(a, b)
+        for connection in hit:
+            self.world.add_row("swallow", connection=connection.id)
+            connection.client.is_swallowed = connection.server.is_swallowed = True
+        return len(hit)
+
     def _end(self, how: str, a: str, b: str, end: Callable[[Endpoint], None]) -> int:
         hit = self._between(a, b)
         for connection in hit:

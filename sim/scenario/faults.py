@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TIME_STEPS: Final = 16
 
 
-HOSTLESS: Final = ("compact", "forge")
-LINKED: Final = ("cut", "cut_one_way", "reset")
+HOSTLESS: Final = ("compact", "forge", "restore")
+LINKED: Final = ("cut", "cut_one_way", "reset", "swallow")
 FAULTS: Final = (
     *HOSTLESS,
     *LINKED,
@@ -113,6 +113,8 @@ class Nemesis:
         match fault.do:
             case "boot":
                 self._boot(host)
+            case "swallow":
+                network.swallow(host, other)
             case "stop":
                 cluster.processes[host].leave()
             case "skew":
@@ -120,21 +122,26 @@ class Nemesis:
                 world.skew(host, off_s + fault.seconds, world.host(host).wall.drift)
             case "lose_replies":
                 cluster.services.lose_replies(host, fault.count)
-            case "compact":
-                cluster.services.etcd.compact()
-            case "forge":
-                cluster.services.nats.forge(is_on=True)
-                return partial(cluster.services.nats.forge, is_on=False)
+            case "compact" | "restore" | "forge":
+                return self._server_effect(fault.do)
             case "exhaust":
                 network.exhausted.add(host)
                 return lambda: network.exhausted.discard(host)
-            case "stall_adapter":
-                cluster.memory.fabric.stalled.add(host)
-                return lambda: cluster.memory.fabric.go_on(host)
-            case _:  # break_adapter
-                cluster.memory.fabric.broken.add(host)
-                return lambda: cluster.memory.fabric.broken.discard(host)
+            case _:
+                fabric, stalls = cluster.memory.fabric, fault.do == "stall_adapter"
+                (fabric.stalled if stalls else fabric.broken).add(host)
+                return partial(fabric.go_on if stalls else fabric.broken.discard, host)
         return None
+
+    def _server_effect(self, do: str) -> Callable[[], object] | None:
+        etcd, nats = self.cluster.services.etcd, self.cluster.services.nats
+        if do == "compact":
+            etcd.compact()
+            return None
+        if do == "restore":
+            return partial(etcd.restore, etcd.back_up())
+        nats.forge(is_on=True)
+        return partial(nats.forge, is_on=False)
 
     def _boot(self, host: str) -> None:
         if not (self.world.host(host).is_running or self.is_leaving):

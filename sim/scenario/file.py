@@ -7,6 +7,7 @@ The tables are the fields of the plans, name by name: `[cluster]`, `[engine]`, `
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -57,7 +58,7 @@ NOTES: Final = (
     "drain.begin", "drain.end", "engine.adopted", "engine.begin", "engine.end", "engine.filled", "engine.input", "engine.input_end", "engine.killed", "engine.reserved",
     "engine.stopped", "engine.token", "etcd.watch", "events.gap", "events.snapshot", "fault", "fault.over", "frontend.left", "frontend.ready",
     "frontend.told", "http.answered", "instance.join", "instance.leave", "instance.return", "instance.stale", "kv.asked", "kv.fallback",
-    "kv.forget", "kv.move", "kv.quarantine", "kv.readmit", "lease.granted",
+    "kv.forget", "kv.move", "kv.quarantine", "kv.readmit", "kv.reconnect", "lease.granted",
     "lease.lost", "lease.restored", "load.begin", "load.end", "migration", "prefill.local", "prefill.remote", "request.begin", "request.end", "byzantine.end",
     "router.inhibit", "router.probe", "router.silence", "router.suspect", "router.trust", "settled", "store.expire", "store.grant", "store.renew", "store.restart",
     "store.revoke", "stranger.said", "stream.open", "stream.token", "watch.event", "worker.begin", "worker.end",
@@ -259,6 +260,9 @@ class _Reader:
             self._check_host("fault", number, "to", fault.to, hosts)
         if (fault.at is None) == (not fault.after_note):
             raise self._fail("fault", number, "do", "give exactly one of at and after_note")
+        if fault.do == "restore" and fault.lasts_s == math.inf:
+            # The fault begins with the backup, and without an end nothing would happen.
+            raise self._fail("fault", number, "do", "restore needs for: when the backup comes back")
         kind, _, nth = fault.after_note.partition("#")
         if kind:
             self._check_word("fault", number, "after_note", "note", kind, NOTES)

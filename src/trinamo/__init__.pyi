@@ -52,6 +52,7 @@ from .runtime.engines.own.definition import EngineDefinition as EngineDefinition
 from .transports.assembly.engines import run as run, serve as serve
 from .runtime.engines.loop.host import open_engine_host as open_engine_host
 from .runtime.engines.loop.step import (
+    KeepsKv as KeepsKv,
     Sampling as Sampling,
     StepEngine as StepEngine,
     StepItem as StepItem,
@@ -127,6 +128,7 @@ from .runtime.errors import (
     EngineError as EngineError,
     EventPlaneError as EventPlaneError,
     FencedError as FencedError,
+    GrammarDeadEndError as GrammarDeadEndError,
     ImpostorError as ImpostorError,
     IncompatibleKvError as IncompatibleKvError,
     KilledError as KilledError,

@@ -187,7 +187,7 @@ async def test_a_copy_of_a_signed_entry_counts_for_nothing(way: str) -> None:
         assert read.value == b""
         await attack.ask(4)
         # What was its own is put back, whoever's lease lay on it.
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while (read := await attack.caller.control.get(real.key)) is None or not read.value:
                 await trio.sleep(0.01)
 
@@ -235,7 +235,7 @@ async def test_a_report_that_was_heard_counts_on_no_other_subject() -> None:
         one, other = (str(each.instance_id) for each in attack.workers)
         topic = topic_of("load", NAME)
         async with stranger.subscribe(event_subject(topic, one)) as heard:
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 message = await anext(heard)
         await stranger.publish(event_subject(topic, other), message.payload)
         await stranger.publish(event_subject(topic_of("status", NAME), one), message.payload)
@@ -365,8 +365,6 @@ async def test_an_answer_that_is_wanted_on_a_topic_is_not_given(
 REQUESTS = 40
 
 
-@pytest.mark.slow
-@pytest.mark.services
 async def test_who_has_the_servers_and_no_secret_gets_and_changes_nothing(tmp_path: Path) -> None:
     """77 of 83 prompts went to another address, and two messages drained a cluster."""
     secret = tmp_path / "secret"
@@ -411,8 +409,6 @@ async def is_answered(cluster: Cluster) -> bool:
     return response.status_code == 200
 
 
-@pytest.mark.slow
-@pytest.mark.services
 @pytest.mark.parametrize("value", [None, b"", b"\xff\x00 no card"], ids=["gone", "empty", "junk"])
 async def test_keys_that_a_stranger_takes_away_come_back_and_requests_are_answered(
     value: bytes | None, tmp_path: Path

@@ -10,8 +10,6 @@ import pytest
 
 from tests.cli.places import Place, cluster, wait_for
 
-pytestmark = [pytest.mark.slow]
-
 # Python runs it at its start, before anything else.
 CRASHES_AT_A_SIGNAL = """
 import signal
@@ -26,7 +24,6 @@ signal.signal(signal.SIGUSR1, crash)
 """
 
 
-@pytest.mark.services
 def test_the_cause_of_a_crash_is_told_and_the_child_started_again(tmp_path: Path) -> None:
     """Before: a traceback cut at ten groups, the cause below the cut."""
     (tmp_path / "sitecustomize.py").write_text(CRASHES_AT_A_SIGNAL)

@@ -12,8 +12,6 @@ import trio
 from tests.cluster.processes import Member, chat, open_cluster
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.services,
     # The client leaves generators of its own to the garbage collector when a stream is left early.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

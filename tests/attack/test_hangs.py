@@ -15,12 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import needs
 from tests.cli.places import Place, cluster, wait_for
-from tests.session import needs
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 
 @pytest.fixture
@@ -41,8 +39,7 @@ def test_up_tells_of_a_frontend_that_hangs_and_of_its_return(
 ) -> None:
     """Before: not a word for as long as it was stopped."""
     place = Place(tmp_path)
-    # Forked, it would have the limit of the process that forks.
-    with cluster(place, "--engine", "echo", "--workers", "1", is_forked=False) as running:
+    with cluster(place, "--engine", "echo", "--workers", "1") as running:
         output = running.place
         for pid, line in running.children.items():
             if " frontend " in line or " worker " in line:

@@ -14,8 +14,6 @@ from tests.attack.attackers import HIS, JOBS, REQUESTS, Meddler, Swapper, open_t
 from tests.cluster.processes import Cluster
 from tests.cluster.test_disaggregation import PROMPTS, alone, answer, disaggregated, metric
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 
 @asynccontextmanager
 async def closed(directory: Path, mode: str = "decode_first") -> AsyncIterator[Cluster]:

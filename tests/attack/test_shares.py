@@ -23,8 +23,6 @@ from tests.certificates import Authority
 from tests.cli.places import Place, RunningCluster, cluster, rss_bytes
 from tests.transports.http.http2.client import DATA, HEADERS, SETTINGS, frame
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 NO_WINDOW = b"\x00\x04\x00\x00\x00\x00"
 HEAD = b"\x87\x01\x09localhost"
@@ -56,7 +54,7 @@ class Attacked:
 
     def connect(self, protocol: str) -> ssl.SSLSocket:
         parts = urlsplit(self.running.url)
-        plain = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+        plain = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=120)
         self.trust.set_alpn_protocols([protocol])
         return self.held.enter_context(self.trust.wrap_socket(plain, server_hostname="127.0.0.1"))
 

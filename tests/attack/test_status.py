@@ -7,11 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.cli.places import Place, cluster
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 
 def test_a_stopped_worker_is_away_and_is_not_counted_as_serving(tmp_path: Path) -> None:

@@ -12,24 +12,24 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
-from tests.session.forks import Command, fork_command
+from trinamo import HttpService
+from trinamo.runtime.errors import ModelNotFoundError
+from trinamo.runtime.http.models.models import ModelKind
+from trinamo.runtime.protocol.openai.generate import ModelCard
 
-START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 30.0
-RUN_TIMEOUT_S = 60.0
-FORKING = "tests.session.forks"
+# Safety nets: a loaded machine may take a minute for a start. `timeout` in pyproject.toml ends what hangs.
+START_TIMEOUT_S = END_TIMEOUT_S = RUN_TIMEOUT_S = 300.0
 COMMAND = [sys.executable, "-m", "trinamo.cli"]
-Running: TypeAlias = "subprocess.Popen[bytes] | Command"
+Running: TypeAlias = "subprocess.Popen[bytes]"
 
 
 @attrs.frozen
@@ -57,21 +57,9 @@ class Place:
         found = [*(self.root / "tmp").iterdir(), *(self.root / "run").rglob("*.json")]
         return [str(path) for path in found]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a command finds the modules here that it finds where the tests run."""
-        return self.extra.get("PYTHONPATH") in (None, os.environ.get("PYTHONPATH"))
-
-    def start(self, *arguments: str, is_forked: bool = True) -> Running:
-        """Start a command with its output in `output`, in a process group of its own.
-
-        It is forked, with all imports done, unless it is to start as a user's or finds other modules.
-        """
+    def start(self, *arguments: str) -> Running:
+        """Start a command with its output in `output`, in a process group of its own."""
         with self.output_path.open("ab") as output:
-            if is_forked and self.is_plain:
-                with Path(os.devnull).open("rb") as nothing:
-                    streams = (nothing.fileno(), output.fileno(), output.fileno())
-                    return fork_command(arguments, self.environ, streams, self.root)
             return subprocess.Popen(
                 [*COMMAND, *arguments],
                 env=self.environ,
@@ -96,12 +84,8 @@ class Place:
         (found,) = re.findall(r'frontend is ready: url ([^,\s"]+)', self.output)
         return str(found)
 
-    def run(
-        self, *arguments: str, stdin: str = "", is_forked: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; forked as with `start`."""
-        if is_forked and self.is_plain:
-            return self._run_forked(arguments, stdin)
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
         return subprocess.run(
             [*COMMAND, *arguments],
             env=self.environ,
@@ -112,22 +96,6 @@ class Place:
             check=False,
             cwd=self.root,
         )
-
-    def _run_forked(self, arguments: Sequence[str], stdin: str) -> subprocess.CompletedProcess[str]:
-        with ExitStack() as stack:
-            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(stdin.encode())
-            given.seek(0)
-            streams = (given.fileno(), out.fileno(), err.fileno())
-            process = fork_command(arguments, self.environ, streams, self.root)
-            try:
-                code = process.wait(RUN_TIMEOUT_S)
-            finally:
-                process.kill()
-            out.seek(0)
-            err.seek(0)
-            texts = [each.read().decode() for each in (out, err)]
-        return subprocess.CompletedProcess([*COMMAND, *arguments], code, *texts)
 
 
 @attrs.frozen
@@ -159,9 +127,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 @contextmanager
-def cluster(place: Place, *arguments: str, is_forked: bool = True) -> Iterator[RunningCluster]:
+def cluster(place: Place, *arguments: str) -> Iterator[RunningCluster]:
     """`trinamo up --port 0 …`, ready; killed at the end if the test has not ended it."""
-    process = place.start("up", "--port", "0", *arguments, is_forked=is_forked)
+    process = place.start("up", "--port", "0", *arguments)
     try:
         wait_for(
             lambda: "The cluster is ready" in place.output or process.poll() is not None,
@@ -225,7 +193,7 @@ AS_SESSION_LEADER = (
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """The child processes of a process: pid to command line; not the one that forks them for a test."""
+    """The child processes of a process: pid to command line."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -236,7 +204,7 @@ def children_of(pid: int) -> dict[int, str]:
         except OSError:
             continue
         parent = int(stat.rpartition(")")[2].split()[1])
-        if parent == pid and FORKING not in command:
+        if parent == pid:
             found[int(folder.name)] = command
     return found
 
@@ -253,3 +221,15 @@ def rss_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
+
+
+def unknown_model(name: str, served: str) -> str:
+    """What a frontend that serves one model says of another one."""
+    models = HttpService.builder().build().model_manager()
+    no_engine: Any = None
+    models.add_model(ModelCard(name=served, endpoint="a/b/c"), no_engine)
+    try:
+        models.find(name, ModelKind.CHAT)
+    except ModelNotFoundError as error:
+        return error.message
+    raise AssertionError(f"{name} is served")

@@ -16,8 +16,6 @@ import pytest
 
 from tests.cli.places import Place
 
-pytestmark = pytest.mark.slow
-
 ENGINE = """\
 import trinamo
 

@@ -72,3 +72,12 @@ def test_what_cannot_be_issued_is_told_with_what_to_do(
     refused = Place(tmp_path).run("certs", "issue", str(tmp_path), *words)
     assert refused.returncode == 2
     assert said in refused.stderr
+
+
+def test_rights_below_what_is_no_prefix_are_refused(tmp_path: Path) -> None:
+    """`team-a` without its slash would be rights to keys that nobody has."""
+    words = ("certs", "rights", "--role", "worker", "--key-prefix")
+    refused = Place(tmp_path).run(*words, "team-a")
+    assert refused.returncode == 2
+    assert "control_plane.etcd.key_prefix" in refused.stderr
+    assert "readwrite team-a/instances/" in Place(tmp_path).run(*words, "team-a/").stdout

@@ -62,7 +62,6 @@ def test_settings_are_completed_with_what_they_are_about() -> None:
     assert all(found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -75,12 +74,10 @@ def test_the_shell_is_offered_them(tmp_path: Path, words: tuple[str, ...], offer
     assert offered in completed(Place(tmp_path), *words)
 
 
-@pytest.mark.slow
 def test_models_are_offered_as_nothing_while_no_cluster_runs(tmp_path: Path) -> None:
     assert completed(Place(tmp_path), "chat", "--model", "") == []
 
 
-@pytest.mark.slow
 def test_the_list_of_scenarios_needs_no_extra(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_HTTPX],

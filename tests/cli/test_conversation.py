@@ -127,7 +127,6 @@ def test_a_frontend_that_is_not_there_is_named() -> None:
         Conversation("http://127.0.0.1:9").ask("hi")
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_the_answer(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -137,9 +136,9 @@ def test_ctrl_c_stops_the_answer(tmp_path: Path) -> None:
         with peer:
             peer.recv(65_536)
             peer.sendall(HEAD + delta("Hel"))
-            wait_for(lambda: "Hel" in place.output, 20, "the first words")
+            wait_for(lambda: "Hel" in place.output, 120, "the first words")
             process.send_signal(signal.SIGINT)
-            code = process.wait(20)
+            code = process.wait(120)
             assert peer.recv(1) == b"", "the connection is closed, which cancels the request"
 
     assert (code, place.output) == (130, "Hel\n")

@@ -15,7 +15,6 @@ import pytest
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from tests.cli.test_completion import completed
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 PROCESSES = 3
 
 
@@ -32,7 +31,9 @@ def set_live(running: RunningCluster, name: str, *words: str) -> None:
     before = running.place.output.count(said)
     done = running.place.run("config", "set", name, *words)
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: running.place.output.count(said) >= before + PROCESSES, 20, f"{name} in force")
+    wait_for(
+        lambda: running.place.output.count(said) >= before + PROCESSES, 120, f"{name} in force"
+    )
 
 
 def ask(running: RunningCluster, request_id: str) -> int:
@@ -40,7 +41,7 @@ def ask(running: RunningCluster, request_id: str) -> int:
     headers = {"content-type": "application/json", "x-request-id": request_id}
     asked = Request(f"{running.url}/v1/completions", json.dumps(body).encode(), headers)
     try:
-        with urlopen(asked, timeout=20) as response:
+        with urlopen(asked, timeout=120) as response:
             return int(response.status)
     except HTTPError as error:
         with error:
@@ -64,10 +65,10 @@ def test_what_is_in_force_is_shown_by_process_where_it_differs(running: RunningC
         wait_for(lambda: "is ready: " in place.output, 60, "the other worker's start")
         told = running.place.run("config", "get").stdout
         assert "worker.requests_max = 256 (as configured: worker-1, worker-2)\n" in told
-        assert "worker.requests_max = 7 (as configured: worker " in told
+        assert "worker.requests_max = 7 (as configured there, here 256: worker " in told
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_access_lines_can_be_switched_off_and_on(running: RunningCluster) -> None:
@@ -75,7 +76,7 @@ def test_access_lines_can_be_switched_off_and_on(running: RunningCluster) -> Non
     assert ask(running, "unheard") == 200
     set_live(running, "log.access", "--reset")
     assert ask(running, "heard") == 200
-    wait_for(lambda: "request_id=heard" in running.place.output, 20, "the line")
+    wait_for(lambda: "request_id=heard" in running.place.output, 120, "the line")
     assert "request_id=unheard" not in running.place.output
 
 
@@ -91,7 +92,7 @@ def test_the_level_of_the_log_changes_in_workers_too(running: RunningCluster) ->
             if "request ended" in line and f"request_id={request_id}" in line
         ]
 
-    wait_for(lambda: bool(worker_lines("looked-at")), 20, "the worker's line")
+    wait_for(lambda: bool(worker_lines("looked-at")), 120, "the worker's line")
     set_live(running, "log.level", "--reset")
     assert worker_lines("before") == []
 
@@ -103,7 +104,7 @@ def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
     body = b'{"model": "exact", "prompt": "hold", "max_tokens": 1900, "stream": true}'
 
     def is_refused() -> bool:
-        with socket.create_connection((parts.hostname, parts.port), timeout=20) as holder:
+        with socket.create_connection((parts.hostname, parts.port), timeout=120) as holder:
             holder.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
@@ -111,17 +112,22 @@ def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
             holder.recv(1)
             return ask(running, "refused") == 503
 
-    wait_for(is_refused, 20, "a refusal")
-    wait_for(lambda: ask(running, "alone") == 200, 20, "an answer")
+    wait_for(is_refused, 120, "a refusal")
+    wait_for(lambda: ask(running, "alone") == 200, 120, "an answer")
     set_live(running, "http.requests_max", "--reset")
     set_live(running, "http.queue_max", "--reset")
 
 
 def test_all_are_listed_with_what_they_may_be(running: RunningCluster) -> None:
     set_live(running, "router.policy", "least_loaded")
-    listed = running.place.run("config", "get").stdout
-    assert 'router.policy = "least_loaded" (set)' in listed
-    assert "router.migrations_max = 3 (as configured)" in listed
+    said = 'router.policy = "least_loaded" (set)', "router.migrations_max = 3 (as configured)"
+
+    def is_listed() -> bool:
+        # What does not answer a busy machine's `get` in time is left out.
+        told = running.place.run("config", "get").stdout
+        return all(each in told for each in said)
+
+    wait_for(is_listed, 300, "all are listed")
     set_live(running, "router.policy", "--reset")
 
     wrong = running.place.run("config", "set", "router.policy", "kv")

@@ -23,6 +23,7 @@ from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.config.keys import Secret
 from trinamo.runtime.config.source import dump
+from trinamo.runtime.engines.threads import Cores
 from trinamo.runtime.errors import ConfigError
 
 
@@ -263,14 +264,16 @@ def test_up_starts_workers_of_several_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers", "threads"), [(1, 1, 1), (2, 1, 2), (7, 1, 7), (16, 4, 4)]
+    ("cores", "busy", "workers", "threads"),
+    [(1, 0, 1, 1), (2, 0, 1, 2), (2, 1.1, 1, 1), (7, 0.2, 1, 7), (16, 0, 4, 4), (16, 8, 4, 2)],
 )
 def test_up_starts_a_worker_of_llamacpp_for_each_four_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, busy: float, workers: int, threads: int
 ) -> None:
     """And routes by prefixes where there are several, unless somebody says otherwise."""
     for module in (plan_module, engine_module):
-        monkeypatch.setattr(module, "core_count", lambda: cores)
+        monkeypatch.setattr(module, "count_cores", lambda: Cores(cores, cores))
+    monkeypatch.setattr(engine_module, "busy_cores", lambda: busy)
     monkeypatch.setattr(
         plan_module, "choose_engine", lambda _: engine_module.EngineChoice("llamacpp", "x")
     )
@@ -280,6 +283,7 @@ def test_up_starts_a_worker_of_llamacpp_for_each_four_cores(
     environ = plan.child_environ(joined)
     assert (plan.workers, environ["TRINAMO_WORKER__THREADS"]) == (workers, str(threads))
     assert f"workers {workers}, each of {threads} thread" in plan.engine_reason
+    assert (f"keep {busy:.1f} of {cores} busy" in plan.engine_reason) == (busy > 1)
     policy = joined.load().router.policy
     assert policy == ("kv" if workers > 1 else "round_robin")
     said = plan_cluster(Sources(overrides={"router.policy": "round_robin", "worker.threads": 3}))

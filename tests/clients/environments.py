@@ -119,7 +119,7 @@ class Command:
     def version(self, package: str) -> str:
         """As the command says itself; `package` is not looked at."""
         done = subprocess.run(
-            self.asks_version, capture_output=True, text=True, timeout=30, check=True
+            self.asks_version, capture_output=True, text=True, timeout=120, check=True
         )
         found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
         return found[0] if found else ""

@@ -1,4 +1,4 @@
-"""The page of what became of each program: docs/clients.md, written by `make clients ARGS=--all`."""
+"""The page of what became of each program: docs/clients.md, written by `pytest tests/clients --all`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ HEAD: Final = """# Programs that were tried
 
 What people point at an OpenAI-compatible server, unpatched, and what became of it.
 
-<!-- Written by `make clients ARGS=--all`; edit tests/clients/page.py. -->
+<!-- Written by `pytest tests/clients --all`; edit tests/clients/page.py. -->
 
 Each program runs in an environment of its own against `trinamo up` with two workers and the shipped model,
 SmolLM2-135M-Instruct, by llama.cpp. What is tried is what its user needs, not what so small a model knows.
-`make clients` tries the first of them, up to outlines, with every change, `make clients ARGS=--all` all of them;
+`make check` tries the first of them, up to outlines, `pytest tests/clients --all` all of them;
 each script is in `tests/clients/scripts/`.
 
 | program | version | what was tried | result |

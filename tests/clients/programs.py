@@ -45,7 +45,7 @@ class Program:
     environment: Place
     script: str
     is_short: bool = True
-    """Whether it is tried with every change; the others by `make clients ARGS=--all`."""
+    """Whether it is tried with every change; the others by `--all`."""
 
     @property
     def version(self) -> str:

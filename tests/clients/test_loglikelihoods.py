@@ -12,8 +12,6 @@ import pytest
 from tests.cli.places import Place, RunningCluster, cluster
 from tests.transports.openai.llamacpp.server import LlamaServer, llama_server
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.services]
-
 TEXTS: Final = (
     "Paris is the capital of France",
     "The sun rises in the east.",

@@ -12,13 +12,10 @@ import pytest
 from tests.cli.places import Place, RunningCluster, cluster
 from tests.clients.page import write_page
 from tests.clients.programs import Outcome, Program, chosen, install
-from tests.session.needs import A_MODEL, A_PROGRAM
+from tests.needs import A_MODEL, A_PROGRAM
 from trinamo.runtime.engines.llamacpp.model_file import missing_model
 
 pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.slow,
-    pytest.mark.services,
     A_MODEL.unless(missing_model() is None),
 ]
 

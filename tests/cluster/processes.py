@@ -16,20 +16,18 @@ import attrs
 import httpx
 import trio
 
-from tests.proxy import Proxy, open_proxy
-from tests.session import forks
+from tests.processes.proxy import Proxy, open_proxy
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
 
 ROLE = Path(__file__).with_name("role.py")
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = STOP_TIMEOUT_S = 300.0
 
 
 @attrs.define
 class Member:
     """One process and what it said when it was ready."""
 
-    process: trio.Process | forks.Member
+    process: trio.Process
     facts: dict[str, Any]
     log: Path
 
@@ -110,7 +108,7 @@ class Cluster:
         await until(is_reached, f"{count} instances are live")
 
 
-async def until(is_true: Any, what: str, *, timeout_s: float = 30.0) -> None:
+async def until(is_true: Any, what: str, *, timeout_s: float = 300.0) -> None:
     """Poll a condition of other processes, which no event of ours can announce."""
     with trio.move_on_after(timeout_s):
         while not await is_true():
@@ -130,15 +128,13 @@ async def start(
     """Start one process of `script`; `launcher` is a command that runs the one it is given."""
     arguments = [str(script), role, *(f"{k}={v}" for k, v in settings.items())]
     environ = {**os.environ, "PYTHONWARNINGS": ""}
-    process: trio.Process | forks.Member
     with log.open("wb") as stderr:
-        if launcher:
-            command = [*launcher, sys.executable, *arguments]
-            process = await trio.lowlevel.open_process(
-                command, stdout=subprocess.PIPE, stderr=stderr, env=environ
-            )
-        else:
-            process = forks.fork(arguments, environ, stderr.fileno())
+        process = await trio.lowlevel.open_process(
+            [*launcher, sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environ,
+        )
     assert process.stdout is not None
     line = b""
     try:
@@ -206,7 +202,7 @@ async def open_cluster(
         *served, frontend = members
         client = await stack.enter_async_context(
             httpx.AsyncClient(
-                timeout=60,
+                timeout=None,
                 limits=httpx.Limits(max_keepalive_connections=8),
                 headers={"authorization": f"Bearer {key}"} if key else {},
             )

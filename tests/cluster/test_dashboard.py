@@ -15,8 +15,6 @@ from tests.cluster.processes import Cluster, chat, open_cluster
 from tests.runtime.view import pages
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.services,
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

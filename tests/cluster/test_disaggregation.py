@@ -13,14 +13,12 @@ import pytest
 import trio
 
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
+from tests.needs import GPU, MOONCAKE, NIXL, Need
 from tests.runtime.disaggregation import own_memory
-from tests.session.needs import GPU, MOONCAKE, NIXL, Need
 from tests.transports.nixl.gpu import find_gpu
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 MODES = ("decode_first", "prefill_first")
 BACKENDS: Mapping[str, tuple[Need | None, dict[str, Any]]] = {
@@ -97,7 +95,7 @@ async def metric(cluster: Cluster, member: Member, name: str, **labels: str) -> 
     return await cluster.metric(str(member.facts["status_url"]), name, **labels)
 
 
-async def wait_no_blocks_used(cluster: Cluster, *members: Member, timeout_s: float = 30.0) -> None:
+async def wait_no_blocks_used(cluster: Cluster, *members: Member) -> None:
     """Every block of these workers is free: none is owned, in flight or in quarantine."""
     for member in members:
 
@@ -106,7 +104,7 @@ async def wait_no_blocks_used(cluster: Cluster, *members: Member, timeout_s: flo
             lost = await metric(cluster, member, "quarantined_blocks")
             return (free, lost) == (512, 0)
 
-        await until(is_free, "all blocks are free", timeout_s=timeout_s)
+        await until(is_free, "all blocks are free", timeout_s=300)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +131,7 @@ async def test_aggregated_workers_answer_as_one_engine(
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(name, marks=[pytest.mark.others] if need else [])
+        pytest.param(name, marks=[pytest.mark.check] if need else [])
         for name, (need, _) in BACKENDS.items()
     ],
 )
@@ -212,7 +210,7 @@ async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_tim
         cluster,
         (decode, prefill),
     ):
-        with trio.fail_after(50):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 for number in range(len(texts)):
                     nursery.start_soon(ask, cluster, number)
@@ -230,7 +228,7 @@ async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_tim
     assert remote + local == len(texts)
 
 
-@pytest.mark.others
+@pytest.mark.check
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_time(
     tmp_path: Path, mode: str
@@ -259,7 +257,7 @@ async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_tim
             """Blocks that it may still write are nobody's."""
             return await metric(cluster, decode, "quarantined_blocks") > 0
 
-        with trio.fail_after(80):
+        with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 for number in range(len(texts)):
                     nursery.start_soon(ask, cluster, number)
@@ -274,7 +272,7 @@ async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_tim
         moved = await metric(cluster, decode, "remote_prefill_blocks_total")
         # Its end is a proof; woken it would say itself what it still moves.
         prefill.kill()
-        await wait_no_blocks_used(cluster, decode, timeout_s=90)
+        await wait_no_blocks_used(cluster, decode)
 
     expected = await alone(texts)
     assert [answers[number] for number in range(len(texts))] == expected
@@ -331,7 +329,7 @@ async def test_without_broker_or_store_prompts_are_answered_all_the_same(tmp_pat
             away = await metric(cluster, decode, "prefills_total", reason="queue_away")
             return (remote, away) == (2, len(later))
 
-        await until(is_counted, "all are counted", timeout_s=5)
+        await until(is_counted, "all are counted", timeout_s=120)
 
     assert answers == await alone(PROMPTS)
 
@@ -343,9 +341,20 @@ async def test_the_job_of_a_request_that_has_ended_is_never_computed(tmp_path: P
         (decode, prefill),
     ):
         prefill.freeze()
-        with trio.move_on_after(0.5):
-            await answer(cluster, PROMPTS[-1], 0)
-        assert await metric(cluster, decode, "queue_operations_total", operation="put") == 1
+
+        async def is_queued() -> bool:
+            return await metric(cluster, decode, "queue_operations_total", operation="put") == 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer, cluster, PROMPTS[-1], 0)
+            await until(is_queued, "its prompt is in the queue")
+            nursery.cancel_scope.cancel()
+
+        async def is_over() -> bool:
+            return await metric(cluster, decode, "worker_requests_in_flight") == 0
+
+        # Its client has left; the worker learns it by way of the frontend.
+        await until(is_over, "the request has ended")
         prefill.thaw()
 
         async def is_refused() -> bool:

@@ -15,8 +15,6 @@ from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 from trinamo.transports.etcd import open_etcd
 
-pytestmark = pytest.mark.services
-
 
 async def test_an_id_belongs_to_who_claimed_it_first_until_that_one_is_gone(
     etcd_server: SessionEtcd,
@@ -24,7 +22,7 @@ async def test_an_id_belongs_to_who_claimed_it_first_until_that_one_is_gone(
     """The second is refused, writes nothing and deletes nothing; after a revoke the id is free."""
     key = "fencing/instances/1"
     metrics = WorkerMetrics(RealEnv())
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with (
             open_etcd(etcd_server.endpoint) as one,
             open_etcd(etcd_server.endpoint) as two,
@@ -58,7 +56,7 @@ async def test_what_others_write_below_the_instances_ends_no_watch(
     name = EndpointName("fencing", "backend", "generate")
     good = Instance(endpoint=str(name), id="1", transports={})
     metrics = FrontendMetrics(RealEnv())
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with open_etcd(etcd_server.endpoint) as plane, trio.open_nursery() as nursery:
             router = Router(plane, name, RealEnv(), metrics=metrics)
             await nursery.start(router.run)

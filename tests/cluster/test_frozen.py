@@ -10,8 +10,6 @@ import trio
 from tests.cluster.processes import Cluster, chat, open_cluster, until
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.services,
     # httpx leaves generators of its own to the garbage collector when a stream breaks.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

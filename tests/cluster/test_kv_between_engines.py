@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, until
-from tests.session import needs
-from tests.session.needs import MOONCAKE, NIXL, Need
+from tests.needs import MOONCAKE, NIXL, Need
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.exact.engine import open_exact_engine
 from trinamo.runtime.engines.loop.host import EngineHost
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 ANSWER_TOKENS = 16
 THINGS = ("cats", "sea", "bridge", "bread", "winter", "train", "violin", "rain", "gold", "bees")
@@ -58,7 +56,9 @@ async def answers(cluster: Cluster, model: str, questions: Sequence[str]) -> lis
     found = []
     url = f"{cluster.url}/v1/chat/completions"
     for number, text in enumerate(questions):
-        body = {**chat(text, max_tokens=ANSWER_TOKENS, temperature=0), "model": model}
+        # As `alone` does, without the defaults that come with a model.
+        asked = chat(text, max_tokens=ANSWER_TOKENS, temperature=0, repetition_penalty=1)
+        body = {**asked, "model": model}
         key = {"authorization": f"Bearer {key_of(number)}"}
         response = await cluster.client.post(url, json=body, headers=key)
         assert response.status_code == 200, response.text
@@ -102,7 +102,7 @@ async def metric(cluster: Cluster, member: Member, name: str, **labels: str) -> 
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(name, marks=[pytest.mark.others] if need else [])
+        pytest.param(name, marks=[pytest.mark.check] if need else [])
         for name, (need, _) in BACKENDS.items()
     ],
 )
@@ -137,7 +137,7 @@ async def test_blocks_in_a_buffer_a_layer_move_by_every_backend(
         assert (float(shown) > 0) is (name != "nixl_error_rate")
 
 
-@pytest.mark.others
+@pytest.mark.check
 @pytest.mark.parametrize(("mode", "count"), [("decode_first", 20), ("prefill_first", 4)])
 async def test_a_language_model_answers_the_same_whichever_process_has_read_the_prompt(
     tmp_path: Path, mode: str, count: int

@@ -17,8 +17,8 @@ import httpx
 import pytest
 import trio
 
+from tests import needs
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
-from tests.session import needs
 from tests.sources import ROOT
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.doctor.finding import FindingVerdict
@@ -30,7 +30,6 @@ from trinamo.runtime.protocol.discovery.model_cards import MODEL_PREFIX, encode_
 from trinamo.runtime.protocol.openai.generate import ModelCard
 from trinamo.transports.etcd import open_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 ENDPOINT = "trinamo/backend/generate"
 
 
@@ -208,7 +207,7 @@ async def test_a_client_may_name_the_worker_and_is_told_who_has_answered(tmp_pat
             assert (await ask(cluster, "hi", "echo", headers=headers)).status_code == status
 
 
-@pytest.mark.others
+@pytest.mark.check
 async def test_cards_of_the_older_layout_are_understood_from_etcd3_which_reads_ours(
     tmp_path: Path,
 ) -> None:

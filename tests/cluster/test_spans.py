@@ -12,8 +12,6 @@ from tests.cluster.processes import until
 from tests.cluster.test_disaggregation import MODES, body, disaggregated
 from tests.transports.otel.collector import Collector, Received, open_collector
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROMPT = ("abcdefgh " * 40)[:200]
 SERVER = "POST /v1/chat/completions"

@@ -21,7 +21,6 @@ from trinamo.runtime.process.opening import open_runtime
 from trinamo.transports.assembly.planes import RealTransports
 from trinamo.transports.servers import open_etcd_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 KV_OWNER = Path(__file__).with_name("kv_owner.py")
 
 
@@ -85,7 +84,7 @@ async def test_a_worker_reads_granted_blocks_of_another_and_forgets_it_when_it_i
                 (seen,) = [
                     each for each in survey.instances if each.id == worker.facts["instance_id"]
                 ]
-                async with httpx.AsyncClient() as client:
+                async with httpx.AsyncClient(timeout=120) as client:
                     page = (await client.get(f"{worker.facts['status_url']}/metrics")).text
             assert await worker.stop() == 0
         finally:

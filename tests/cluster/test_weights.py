@@ -13,8 +13,8 @@ import attrs
 import pytest
 import trio
 
+from tests import needs
 from tests.cluster.processes import Cluster, Member, chat, open_cluster, start, until
-from tests.session import needs
 from trinamo.cli.doctor.discovery import discovery_findings
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
@@ -27,7 +27,6 @@ from trinamo.runtime.engines.llamacpp.model_file import (
 )
 from trinamo.runtime.view.facts import weights_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 needs.LLAMACPP.imported()
 if missing_model() is not None:
     needs.A_MODEL.lacking()
@@ -217,15 +216,14 @@ async def test_when_a_holder_goes_another_goes_on(
         if is_killed:
             lending[0].kill()
         else:
-            began_at = trio.current_time()
             assert await lending[0].stop() == 0
-            # It does not wait until the whole file is lent.
-            assert trio.current_time() - began_at < 2.5
+            # It did not wait until the whole file was lent.
+            assert not started
 
         async def is_started() -> bool:
             return bool(started)
 
-        await until(is_started, "the third serves", timeout_s=60)
+        await until(is_started, "the third serves", timeout_s=300)
         taken = await site.metric(started[0], "weights_bytes_total", direction="taken")
         failures = await site.metric(started[0], "weights_failures_total")
         assert (taken, failures >= 1) == (FILE_BYTES, True)

@@ -62,8 +62,6 @@ class SimulatedEtcdServer:
 class SimulatedEtcdBackend:
     """Planes on hosts of their own, over one store host of the world."""
 
-    is_virtual = True
-
     def __init__(self, seed: int = 1) -> None:
         self.world = World(SeedChoices(seed), steps_max=20_000_000, ambient="raise")
         self.network = Network(self.world, tear_one_in=8, short_one_in=16)

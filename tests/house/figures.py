@@ -136,14 +136,17 @@ def ask(port: int, tokens: int, is_streamed: bool = False, is_left: bool = False
     assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
-async def walked(port: int, *asked: Any) -> Walk:
-    """What `ask` runs."""
+async def walked(port: int, *asked: Any, last: tuple[str, str] | None = None) -> Walk:
+    """Return what `ask` runs, up to the first call of `last`, which may come after the answer."""
     walk = Walk()
     trio.lowlevel.add_instrument(walk)
     walk.begin()
     try:
         await trio.to_thread.run_sync(ask, port, *asked)
         await trio.sleep(0.05)
+        with trio.move_on_after(120):
+            while last is not None and last not in walk.calls:
+                await trio.sleep(0.01)
     finally:
         walk.end()
         trio.lowlevel.remove_instrument(walk)

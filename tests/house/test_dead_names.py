@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.session.needs import VULTURE
+import pytest
+
+from tests.needs import VULTURE
 from tests.sources import ROOT, all_sources, front_door, listed
 
 # By whom: the names.
@@ -46,7 +48,7 @@ KNOWN = {
     "h2, hpack and ssl read it": "MAX_CLOSED_STREAMS local_settings max_header_list_size verify_mode",
     "clients of the HTTP API read it, or send it": """
         owned_by token_logprobs text_offset
-        supported_parameters
+        supported_parameters default_parameters
         annotations cache_write_tokens reasoning_tokens input_tokens_details output_tokens_details
         created_at incomplete_details previous_response_id service_tier truncation
         cache_creation_input_tokens cache_read_input_tokens stop_sequence embedding
@@ -97,6 +99,7 @@ def _blank(match: re.Match[str]) -> str:
     return "\n" * match[0].count("\n")
 
 
+@pytest.mark.check
 def test_every_name_is_used_by_the_product() -> None:
     examples = sorted((ROOT / "examples").glob("*.py"))
     found = dead_names([*(source.path for source in all_sources()), *examples, front_door().path])

@@ -59,7 +59,6 @@ def test_every_row_and_every_coupling_is_on_the_page(tables: Tables) -> None:
         assert f"| {worker.name} | {caller.name} | the {moved.value} to {into.name} |" in page
 
 
-@pytest.mark.slow
 def test_the_command_writes_what_is_there_already() -> None:
     before = {name: (ROOT / "docs" / name).read_bytes() for name in PAGES}
     command = [sys.executable, "-W", "error", "-m", "docs.generators"]

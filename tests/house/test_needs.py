@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.session.needs import CHROMIUM, GPU, Need, skipped_text
+from conftest import skipped_text
+from tests.needs import CHROMIUM, GPU, Need
 from tests.sources import ROOT, listed, nodes_of, other_files, tree_of
 
-HANGS_S = 600
 SKIPS = {"skip", "skipif", "importorskip"}
-
-
-def test_the_end_of_a_run_names_what_was_lacking_and_what_brings_it(tmp_path: Path) -> None:
-    """A real run on a machine whose search path has no browser."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", browser_tests()],
-        cwd=ROOT,
-        env={**os.environ, "PATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "× no Chromium (apt-get install chromium)" in done.stdout
-
-
-def test_a_skip_inside_a_test_of_trio_keeps_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text(
-        "from tests.session import needs\n\n\nasync def test_a():\n    needs.GPU.lacking()\n"
-    )
-    (tmp_path / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(tmp_path)),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert "1 skipped: no NVIDIA GPU (run on a machine with one)" in done.stdout, done.stdout
-
-
-def browser_tests() -> str:
-    return str(next((ROOT / "tests").rglob("test_page_in_a_browser.py")))
 
 
 def test_what_is_lacking_is_counted_once_for_each_reason() -> None:

@@ -40,7 +40,7 @@ _ENTER: Final = 'mount --bind "$1" /etc && hostname "$2" && cd "$3" && shift 3 &
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=120)
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ import attrs
 
 from tests.certificates import Authority
 from tests.cli.places import wait_for
-from tests.session.needs import CADDY, HAPROXY, NGINX, Need
+from tests.needs import CADDY, HAPROXY, NGINX, Need
 from tests.shipped.test_docs import blocks
 from tests.sources import ROOT
 from trinamo.transports.servers.binaries import free_port
@@ -89,7 +89,7 @@ def proxied(
         environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
         process = subprocess.Popen(proxy.lines(folder), env=environ, stdout=log, stderr=log)
     try:
-        wait_for(lambda: _listens(port) or process.poll() is not None, 30, "the proxy's start")
+        wait_for(lambda: _listens(port) or process.poll() is not None, 120, "the proxy's start")
         assert process.poll() is None, (folder / "log").read_text()
         yield port
     finally:

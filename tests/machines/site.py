@@ -12,13 +12,13 @@ import httpx
 import trio
 import yaml
 
+from tests import needs
 from tests.cluster.processes import until
 from tests.cluster.test_disaggregation import PROMPTS, body
 from tests.machines.between import Between, open_between
 from tests.machines.machines import Machine, Running, open_machines
 from tests.machines.page import merged
 from tests.machines.servers import Servers, open_servers
-from tests.session import needs
 from trinamo.cli.up.certs import write_secret
 
 ETCD, NATS, HTTP, STATUS = 2379, 4222, 8080, 9091

@@ -35,8 +35,6 @@ from trinamo.transports.sockets.wire import open_wire
 from trinamo.transports.tcp.greeting import welcome
 from trinamo.transports.tcp.sockets import TcpOptions
 
-pytestmark = [pytest.mark.slow, pytest.mark.machines, pytest.mark.services]
-
 OPEN: Final = (ETCD, NATS, HTTP, STATUS, STATUS + 1)
 """Ports at which others speak in clear, and say no prompt and no answer."""
 CLEAR: Final = {"secret_file": None, "clear_tcp": True}

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import trio
 
+from tests import needs
 from tests.cluster.processes import chat, until
 from tests.machines.names import open_names
 from tests.machines.site import ETCD, HTTP, NATS, STATUS, WORKER, Site, open_site
-from tests.session import needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.machines, pytest.mark.services]
 LONG = "a long prompt " * 110
 MTU = 1300
 LOST = re.compile(rb"connection (is )?lost")

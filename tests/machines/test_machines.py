@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests import needs
 from tests.machines.machines import open_machines
-from tests.session import needs
 
-pytestmark = [pytest.mark.machines, pytest.mark.slow]
 KILLED = """
 import os, pathlib, signal, sys
 from tests.machines.machines import open_machines
@@ -33,7 +30,7 @@ def test_machines_of_a_test_that_was_killed_are_gone_with_the_next(tmp_path: Pat
     for each in folders:
         each.mkdir()
     child = subprocess.Popen([sys.executable, "-c", KILLED, folders[0]])
-    assert child.wait(30) == -signal.SIGKILL
+    assert child.wait(120) == -signal.SIGKILL
     assert _made_by(child.pid)
     with open_machines(folders[1], {"one": 1}, {}):
         assert _made_by(child.pid) == []

@@ -22,13 +22,13 @@ import pytest
 import trio
 import yaml
 
+from tests import needs
 from tests.certificates import Authority
 from tests.cluster.processes import Member, start, until
 from tests.machines.machines import Machine, open_machines
 from tests.machines.proxies import HOST, PAGE, PROXIES, proxied
 from tests.machines.servers import open_servers
 from tests.machines.site import CONFIG, ETCD, HTTP, NATS, TOKEN
-from tests.session import needs
 from tests.shipped.test_docs import blocks
 from tests.soak.asking import Answer, Outcome, ask, ask_in_time, judged
 from tests.soak.census import gauge
@@ -47,9 +47,6 @@ from trinamo.transports.servers import EmbeddedServer
 from trinamo.transports.servers.binaries import free_port
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.machines,
-    pytest.mark.services,
     needs.HAPROXY.unless(needs.HAPROXY.is_command()),
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
@@ -303,7 +300,7 @@ class Site:
 
     async def counts(self) -> list[dict[str, str]]:
         """What the balancers tell of each server."""
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             text = (await client.get(f"{self.counts_url}/;csv")).text
         return list(csv.DictReader(text.removeprefix("# ").splitlines()))
 

@@ -20,8 +20,6 @@ from tests.cluster.processes import Cluster, Member, chat, open_cluster, start
 from tests.transports.security.fleets import FleetOfTest
 from trinamo.cli.up.certs import write_secret
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 
 @attrs.define
 class Asked:

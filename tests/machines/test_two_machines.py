@@ -21,20 +21,17 @@ import pytest
 import trio
 import yaml
 
+from tests import needs
 from tests.certificates import Authority
 from tests.cluster.processes import until
 from tests.machines.clients import Clients, open_clients
 from tests.machines.machines import Machine, Running, open_machines, sniffed
 from tests.machines.page import merged, section
 from tests.machines.servers import Servers, names_of, open_servers
-from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from tests.soak.balancing import LOOK_S
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.machines,
-    pytest.mark.services,
     needs.OPENSSL.unless(shutil.which("openssl") is not None),
     needs.CHROMIUM.unless(CHROMIUM is not None),
     # httpx leaves generators of its own to the garbage collector when a stream is left.
@@ -258,7 +255,7 @@ async def who_listens_on_the_cable_reads_no_prompt_and_no_answer(site: Site) -> 
 
 async def scraping_reaches_everybody(site: Site) -> None:
     """Every target of `/sd`, asked from another machine than its own, and none twice."""
-    async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         for number in range(2):
             groups = (await client.get(f"{site.status_url(number)}/sd")).json()
             targets = [target for group in groups for target in group["targets"]]

@@ -1,4 +1,4 @@
-"""`make mutants`: how many small mistakes in the core the nearest tests notice.
+"""`make search WHAT=mutants`: how many small mistakes in the core the nearest tests notice.
 
 A random sample of mutations (`mutations.py`) of the core (`core.py`) is played, each in a copy of
 the tree, against the module's nearest tests. A mutant is killed when they fail or take ten times as
@@ -33,9 +33,9 @@ _SLOWEST: Final = 10
 _MARGIN_S: Final = 30.0
 
 _EXAMPLES: Final = """examples:
-  make mutants ARGS="--count 60 --lanes 2"
-  make mutants ARGS="--module runtime/caller/client.py --seed 7"
-  make mutants ARGS="--module runtime/protocol/streams/codec.py --lines 120-139 --count 100"
+  make search WHAT=mutants ARGS="--count 60 --lanes 2"
+  make search WHAT=mutants ARGS="--module runtime/caller/client.py --seed 7"
+  make search WHAT=mutants ARGS="--module runtime/protocol/streams/codec.py --lines 120-139 --count 100"
 """
 
 
@@ -80,7 +80,7 @@ class Lane:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-                   "-m", "not services", *names]  # fmt: skip
+                   "-m", "not check", *names]  # fmt: skip
         if self._is_closed:
             return True
         self._run = run = subprocess.Popen(
@@ -181,7 +181,7 @@ def _lines(text: str) -> tuple[int, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make mutants", description=__doc__, epilog=_EXAMPLES,
+        prog="make search WHAT=mutants", description=__doc__, epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--count", type=int, default=60, help="mutants to play (60)")

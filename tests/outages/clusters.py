@@ -59,7 +59,7 @@ class ServerCluster:
         """The members that are not down."""
         return [member for member in self.members if member.pid]
 
-    async def leader(self, *, timeout_s: float = 20.0) -> EmbeddedServer:
+    async def leader(self, *, timeout_s: float = 120.0) -> EmbeddedServer:
         """The running member that leads, once there is one. For NATS: who leads JetStream.
 
         Raises `ConnectError` if none does in time.

@@ -11,8 +11,8 @@ from typing import Final
 import attrs
 import trio
 
+from tests import needs
 from tests.cluster.processes import until
-from tests.session import needs
 from trinamo.transports.servers.process import signal_group, spawn
 
 _HOLD: Final = 'mount -t tmpfs -o size="$2" tmpfs "$1" && echo mounted && exec sleep infinity'

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import pytest
 import trio
 
 from tests.cluster.processes import chat, open_cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 ENGINE = """
 import os, pathlib, time
 import trinamo

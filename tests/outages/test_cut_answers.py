@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import httpx
-import pytest
 import trio
 
 from tests.cluster.processes import Member, chat, open_cluster, start, until
@@ -22,7 +21,6 @@ from tests.transports.openai.fake import (
     whole,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 WORDS = 60
 ENGINE = f"""
 import trio

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import attrs
-import pytest
 import trio
 
 from tests.conformance.control.backends import eventually
@@ -17,8 +16,6 @@ from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import TrinamoError
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
-
-pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 SYSTEM_ETCD = Path("/usr/bin/etcd")
 WATCHES = 8
@@ -107,7 +104,7 @@ async def outcome_of(hurt: Hurt, binary: Path | None) -> Outcome:
                 await until(lambda: len(written.acknowledged) > WRITES)
                 await hurt(cluster)
                 before = len(written.acknowledged)
-                await until(lambda: len(written.acknowledged) > before + WRITES, timeout_s=20)
+                await until(lambda: len(written.acknowledged) > before + WRITES, timeout_s=120)
                 writing.cancel()
 
             nursery.start_soon(hurt_under_writes)

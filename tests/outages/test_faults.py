@@ -27,8 +27,6 @@ from trinamo.runtime.view.survey import Survey
 from trinamo.transports.etcd import open_etcd
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.services,
     # The client leaves a generator to the garbage collector when a stream is left early.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -20,7 +20,6 @@ from trinamo.runtime.planes import ControlPlane
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers.process import spawn, terminate
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 JUNK = bytes(400_000)
 ANSWERED = "/v1/chat/completions 200"
 

@@ -23,8 +23,6 @@ from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_nats_server
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
-
 
 @pytest.fixture
 async def etcd() -> AsyncIterator[EmbeddedServer]:

@@ -19,7 +19,7 @@ async def ask(cluster: Cluster, *, max_tokens: int = 8, **more: Any) -> int:
 
 
 async def incarnation(worker: Member) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         answer = await client.get(f"{worker.facts['status_url']}/health")
     return int(answer.json()["incarnation"])
 

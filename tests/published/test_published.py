@@ -16,11 +16,12 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from tests.clients.environments import Environment, InstallError, environ
-from tests.session.needs import A_PROGRAM
+from tests.clients.environments import INSTALL_TIMEOUT_S, Environment, InstallError, environ
+from tests.needs import A_PROGRAM
 from tests.sources import ROOT
 
-pytestmark = [pytest.mark.others, pytest.mark.slow]
+# The first test may install the libraries, which is given more time than a test that hangs.
+pytestmark = [pytest.mark.check, pytest.mark.timeout(INSTALL_TIMEOUT_S + 600)]
 
 ENVIRONMENT: Final = Environment("published", pinned_in=Path(__file__).with_name("pins"))
 LINES_MAX: Final = 60

@@ -130,7 +130,7 @@ class Cluster:
 async def open_cluster(**changes: Any) -> AsyncIterator[Cluster]:
     """Everything is idle again when the body is done: requests, streams, subjects, flights."""
     using = options(**changes)
-    with trio.fail_after(2 * PATIENCE_S):
+    with trio.fail_after(PATIENCE_S):
         async with (
             open_stream_server(using, RealEnv()) as home,
             open_request_plane(using, RealEnv(), home) as plane,

@@ -114,12 +114,12 @@ async def open_small_cluster(
         ready = await nursery.start(front)
         clients = [
             await stack.enter_async_context(
-                httpx.AsyncClient(base_url=url, trust_env=False, timeout=20)
+                httpx.AsyncClient(base_url=url, trust_env=False, timeout=120)
             )
             for url in (ready.url, ready.status_url or ready.url, *urls, *others)
         ]
         service = services[-1]
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while not all(MODEL in each.model_manager().models() for each in services):
                 await trio.sleep(0.005)
         yield SmallCluster(

@@ -1,6 +1,6 @@
 """What `kubectl kustomize` makes of a folder in `deploy/kubernetes`, as far as those use it.
 
-Resources, components and RFC 6902 patches that add; whatever else a file says is an error here, so
+Resources, components and RFC 6902 patches that add or remove; whatever else a file says is an error here, so
 that nothing is overlooked.
 """
 
@@ -38,8 +38,8 @@ def _accumulate(folder: Path, found: list[Thing]) -> list[Thing]:
 
 
 def of_kubernetes(thing: Thing) -> bool:
-    """Whether its schema is at hand; that of what cert-manager adds is not."""
-    return not thing["apiVersion"].startswith("cert-manager.io/")
+    """Whether its schema is at hand; those of what cert-manager and KEDA add are not."""
+    return not thing["apiVersion"].startswith(("cert-manager.io/", "keda.sh/"))
 
 
 def _apply(patch: Thing, found: list[Thing]) -> None:
@@ -52,11 +52,14 @@ def _apply(patch: Thing, found: list[Thing]) -> None:
     assert meant, f"a patch of nothing: {target}"
     for each in meant:
         for change in yaml.safe_load(patch["patch"]):
-            assert change["op"] == "add"
             *way, last = change["path"].split("/")[1:]
             place: Any = each
             for step in way:
                 place = place[int(step) if isinstance(place, list) else step]
+            if change["op"] == "remove":
+                del place[last]
+                continue
+            assert change["op"] == "add"
             if isinstance(place, list):
                 assert last == "-"
                 place.append(change["value"])

@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.session.needs import C_COMPILER
+from tests.needs import C_COMPILER
 from tests.sources import ROOT
-
-pytestmark = pytest.mark.slow
 
 
 def run(name: str, cache: Path, *arguments: str) -> list[list[str]]:
@@ -57,7 +53,6 @@ def test_a_stalled_reader_and_killed_processes_are_measured(tmp_path: Path) -> N
     assert [row[0].split(" killed")[0] for row in rows] == ["a stalled reader", "caller", "worker"]
 
 
-@pytest.mark.services
 def test_prompts_that_are_computed_elsewhere_are_measured(tmp_path: Path) -> None:
     """A prompt of 1,100 tokens fills 69 blocks, all of which come from the prefill worker."""
     rows = run(

@@ -79,7 +79,6 @@ def test_every_manifest_fits_the_schema_of_kubernetes(document: Thing) -> None:
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-@pytest.mark.slow
 def test_the_compose_file_fits_its_schema() -> None:
     import jsonschema
     from check_jsonschema import builtin_schemas as schemas
@@ -230,8 +229,6 @@ def test_the_sizes_differ_in_their_numbers_alone() -> None:
     assert of_size["small"] == of_size["medium"] == of_size["large"]
 
 
-@pytest.mark.slow
-@pytest.mark.services
 @pytest.mark.parametrize("size", SIZES)
 def test_nats_takes_its_configuration(size: str, tmp_path: Path) -> None:
     """The server itself reads it, certificates included."""

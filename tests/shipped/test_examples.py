@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.cli.places import Place, cluster
 from tests.sim.programs.test_protocols import PROTOCOLS
 from tests.sources import ROOT
 
-pytestmark = pytest.mark.slow
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 
@@ -52,7 +49,7 @@ def script_that_serves(name: str) -> Iterator[str]:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1]
             process.send_signal(signal.SIGINT)
-            _, logged = process.communicate(timeout=30)
+            _, logged = process.communicate(timeout=120)
             assert process.returncode == 0, logged
             assert {json.loads(line)["level"] for line in logged.splitlines()} == {"info"}, logged
         finally:
@@ -133,7 +130,6 @@ def test_a_consumer_that_leaves_cancels_the_handler() -> None:
     assert re.search(r"worker: cancelled \(\w+\), [\d.]+ ms after that", out), out
 
 
-@pytest.mark.services
 def test_two_workers_are_asked_in_turn_until_one_leaves() -> None:
     lines = run("two_workers.py").splitlines()
 
@@ -142,7 +138,6 @@ def test_two_workers_are_asked_in_turn_until_one_leaves() -> None:
     assert [line.split()[0] for line in lines[5:]] == ["first", "first"]
 
 
-@pytest.mark.services
 def test_a_killed_worker_is_a_typed_error_and_then_avoided() -> None:
     out = run("kill_a_worker.py")
 
@@ -150,23 +145,28 @@ def test_a_killed_worker_is_a_typed_error_and_then_avoided() -> None:
     assert out.count("the other worker answers: [0, 1, 2]") == 3
 
 
-@pytest.mark.services
 def test_an_answer_goes_on_when_its_worker_is_killed() -> None:
     lines = run("migrate.py").splitlines()
 
     assert lines == ["the worker was killed after 50 events", "the same text: True"]
 
 
-@pytest.mark.services
 def test_a_prompt_is_computed_by_one_worker_and_answered_by_another() -> None:
-    lines = run("disaggregated.py").splitlines()
+    lines = run("disaggregation/remote_prefill.py").splitlines()
 
     assert 'reason="long_prompt",where="remote"} 1.0' in lines[0]
     assert lines[1].endswith("} 13.0")
     assert lines[2] == "tokens as of one engine alone: True"
 
 
-@pytest.mark.services
+def test_an_engine_of_one_s_own_has_its_prompts_computed_elsewhere() -> None:
+    lines = run("disaggregation/own_engine.py").splitlines()
+
+    assert 'reason="long_prompt",where="remote"} 1.0' in lines[0]
+    assert lines[1].endswith("} 13.0")
+    assert lines[2] == "tokens as of one engine alone: True"
+
+
 def test_one_worker_reads_blocks_of_another() -> None:
     lines = run("read_blocks.py").splitlines()
 
@@ -183,13 +183,12 @@ def test_an_engine_of_one_s_own_answers_over_http() -> None:
         request = urllib.request.Request(
             f"{url}/completions", body, {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             text = json.load(answer)["choices"][0]["text"]
 
     assert text == "POLLY WANTS A TOKEN "
 
 
-@pytest.mark.services
 def test_the_official_client_gets_its_answers(tmp_path: Path) -> None:
     with cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as running:
         out = run("chat.py", f"{running.url}/v1", "say it back")

@@ -18,13 +18,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.cli.places import Place, RunningCluster, cluster, wait_for
+from tests.cli.places import Place, RunningCluster, cluster, unknown_model, wait_for
 from tests.shipped.test_docs import blocks
 from tests.sources import ROOT
 from trinamo import Context, GenerateRequest
 from trinamo.runtime.engines.own.loading import load_engine
 
-pytestmark = pytest.mark.slow
 WORKER_PAGE, CLIENT_PAGE = (ROOT / "docs" / f"write_a_{what}.md" for what in ("worker", "client"))
 SAID = {
     ("mine.py:engine",): "SAY IT ",
@@ -87,7 +86,7 @@ async def test_every_engine_of_the_page_answers(
     arguments = dict(each.split("=") for each in given)
     request = GenerateRequest(model="m", prompt="say it", max_tokens=11)
 
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         async with (
             load_engine(name).open(arguments=arguments) as engine,
             aclosing(engine.generate(request, Context("r"))) as deltas,
@@ -117,7 +116,9 @@ def test_the_commands_of_the_page_name_engines_that_are_there() -> None:
         named |= {(each, *given) for each in engine}
 
     assert named
-    assert named <= set(SAID)
+    assert [
+        name for name, *_ in named - set(SAID) if not (ROOT / name.partition(":")[0]).exists()
+    ] == []
 
 
 def test_the_page_s_one_process_serves(engines: list[str], tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def script(folder: Path, name: str, place: Place | None = None) -> Iterator[subp
         try:
             yield process
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
 
@@ -154,7 +155,6 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
         yield running
 
 
-@pytest.mark.services
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -163,7 +163,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
         ("stream.py", ["'one' None", "' two' length"]),
         ("from_asyncio.py", ["from asyncio"]),
         ("from_thread.py", ["it answers at http://127.0.0.1", "ended in order"]),
-        ("limits.py", ["in time", "the model 'nobody' does not exist; served here: echo"]),
+        ("limits.py", ["in time", unknown_model("nobody", "echo")]),
     ],
 )
 def test_every_program_of_the_client_s_page_prints_its_answer(
@@ -186,7 +186,6 @@ def run(cluster: RunningCluster, name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.services
 def test_an_endpoint_that_is_no_model_is_served_and_called(echo: RunningCluster) -> None:
     with script(echo.place.root, "greeter.py", echo.place):
         shown: list[str] = []
@@ -195,12 +194,11 @@ def test_an_endpoint_that_is_no_model_is_served_and_called(echo: RunningCluster)
             shown[:] = run(echo, "greet.py")
             return bool(shown)
 
-        wait_for(is_found, 30, "the greeting")
+        wait_for(is_found, 120, "the greeting")
 
     assert shown == ["Hello, Ada.", "Hello, Grace."]
 
 
-@pytest.mark.services
 def test_every_file_of_the_client_s_page_is_tested(echo: RunningCluster) -> None:
     named = re.findall(r'"(\w+\.py)"', Path(__file__).read_text("utf-8"))
 

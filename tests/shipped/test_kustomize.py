@@ -13,7 +13,7 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from tests.session.needs import KUBECTL
+from tests.needs import KUBECTL
 from tests.shipped.kustomize import Thing, of_kubernetes, render
 from tests.sources import ROOT
 from tests.transports.security.fleets import FleetOfTest
@@ -39,7 +39,7 @@ OVERLAY = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../medium]
-components: [../disaggregated, ../scraped, ../keyed, ../certified]
+components: [../disaggregated, ../scraped, ../keyed, ../certified, ../scaled]
 """
 
 
@@ -48,7 +48,7 @@ def has_kustomize_5() -> bool:
     if kubectl is None:
         return False
     told = subprocess.run(
-        [kubectl, "version", "--client"], capture_output=True, text=True, check=False, timeout=30
+        [kubectl, "version", "--client"], capture_output=True, text=True, check=False, timeout=120
     )
     return re.search(r"Kustomize Version: v[5-9]", told.stdout) is not None
 
@@ -129,6 +129,22 @@ def test_with_the_components_workers_have_two_roles_and_are_scraped(own: Path) -
         assert int(told["prometheus.io/port"]) in ports
 
 
+def test_what_an_autoscaler_sizes_has_no_size_of_its_own(own: Path) -> None:
+    """And what it asks Prometheus for is there under that name."""
+    things = render(own)
+
+    by_name = named(things)
+    scalers = [each for each in things if "scaleTargetRef" in each.get("spec", {})]
+    assert {each["kind"] for each in scalers} == {"HorizontalPodAutoscaler", "ScaledObject"}
+    for each in scalers:
+        target = by_name[f"Deployment {each['spec']['scaleTargetRef']['name']}"]
+        assert "replicas" not in target["spec"]
+    queries = " ".join(str(each) for each in scalers)
+    told = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    for name in set(re.findall(r"trinamo_\w+", queries)):
+        assert f"`{name}`" in told
+
+
 def test_every_process_gets_a_certificate_of_its_role_that_it_can_use(
     own: Path, tmp_path: Path
 ) -> None:
@@ -179,11 +195,19 @@ def test_what_goes_at_once_leaves_enough(own: Path, size: str, tmp_path: Path) -
         if each["kind"] == "PodDisruptionBudget"
     }
     streams = configuration(things, tmp_path).event_plane.nats.stream_replicas
+    # An autoscaler says how many there are at least, and its Deployment says nothing.
+    least = {
+        each["spec"]["scaleTargetRef"]["name"]: each["spec"].get("minReplicas")
+        or each["spec"]["minReplicaCount"]
+        for each in things
+        if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")
+    }
 
     assert budgets.keys() == pods(things).keys()
     for each in things:
         if each["kind"] == "Deployment":
-            assert budgets[each["metadata"]["name"]] == 1 < each["spec"]["replicas"]
+            name = each["metadata"]["name"]
+            assert budgets[name] == 1 < each["spec"].get("replicas", least.get(name, 0))
             # A new one serves before an old one goes.
             strategy = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
             assert each["spec"]["strategy"] == strategy
@@ -280,7 +304,6 @@ def test_what_leaves_a_machine_is_closed_by_a_secret_that_every_process_mounts(
 
 
 @KUBECTL.unless(has_kustomize_5())
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [*SIZES, "own"])
 def test_kubectl_puts_them_together_likewise(own: Path, size: str) -> None:
     done = subprocess.run(

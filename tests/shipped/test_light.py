@@ -70,7 +70,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return commands
 
 
-@pytest.mark.others
+@pytest.mark.check
 def test_few_packages_come_and_none_of_the_cluster_s(environment: Path, tmp_path: Path) -> None:
     told = ran(environment / "python", "-m", "pip", "list", "--format", "json", cwd=tmp_path)
 
@@ -80,7 +80,7 @@ def test_few_packages_come_and_none_of_the_cluster_s(environment: Path, tmp_path
     assert names.isdisjoint({"grpcio", "numpy", "nats-py", "hypercorn", "starlette", "pyyaml"})
 
 
-@pytest.mark.others
+@pytest.mark.check
 def test_a_stranger_makes_a_project_searches_it_and_finds_its_bug_with_pytest(
     environment: Path, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_stranger_makes_a_project_searches_it_and_finds_its_bug_with_pytest(
     assert "trinamo sim replay failures/" in tested, tested
 
 
-@pytest.mark.others
+@pytest.mark.check
 def test_what_needs_the_cluster_says_what_brings_it(environment: Path, tmp_path: Path) -> None:
     for command in (("up",), ("doctor",), ("sim", "run", "worker_dies")):
         told = ran(environment / "trinamo", *command, cwd=tmp_path, code=2)

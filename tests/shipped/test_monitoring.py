@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tests.cli.places import Place, cluster, wait_for
+from tests.needs import PROMTOOL
 from tests.runtime.metrics.test_conventions import SECOND_NAMES
-from tests.session.needs import PROMTOOL
 from tests.sources import ROOT
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
@@ -98,24 +98,24 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
-        with urlopen(ask, timeout=30) as response:
+        with urlopen(ask, timeout=120) as response:
             assert response.status == 200
 
         def targets() -> list[str]:
-            with urlopen(f"{running.url}/sd", timeout=10) as answer:
+            with urlopen(f"{running.url}/sd", timeout=120) as answer:
                 return [group["targets"][0] for group in json.load(answer)]
 
         # The frontend's own port stands for it until its entry is there.
         api = running.url.removeprefix("http://")
-        wait_for(lambda: len(set(targets()) - {api}) == 3, 20, "the list of all processes")
+        wait_for(lambda: len(set(targets()) - {api}) == 3, 120, "the list of all processes")
         found = Shown({})
         for address in targets():
-            with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            with urlopen(f"http://{address}/metrics", timeout=120) as answer:
                 found.pages[address] = answer.read().decode()
         (run,) = (place.root / "run").rglob("*.json")
         (etcd,) = json.loads(run.read_text("utf-8"))["etcd"]
         through = httpx.HTTPTransport(uds=etcd.removeprefix("unix:"))
-        with httpx.Client(transport=through) as client:
+        with httpx.Client(transport=through, timeout=120) as client:
             found.read(client.get("http://etcd/metrics").text)
     metrics = Metrics(RealEnv())
     CertificateSeries(metrics, "http")
@@ -124,8 +124,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.services
 def test_every_metric_of_the_alerts_and_the_dashboard_is_on_a_page(shown: Shown) -> None:
     missing = {
         (where, name)
@@ -137,8 +135,6 @@ def test_every_metric_of_the_alerts_and_the_dashboard_is_on_a_page(shown: Shown)
     assert not missing
 
 
-@pytest.mark.slow
-@pytest.mark.services
 def test_every_label_they_select_by_is_one_of_the_metric(shown: Shown) -> None:
     wrong = [
         (where, name, label)
@@ -151,8 +147,6 @@ def test_every_label_they_select_by_is_one_of_the_metric(shown: Shown) -> None:
     assert not wrong
 
 
-@pytest.mark.slow
-@pytest.mark.services
 @needs_promtool
 def test_promtool_finds_nothing_to_mend_on_the_pages(shown: Shown) -> None:
     for page in shown.pages.values():
@@ -167,7 +161,7 @@ def test_promtool_finds_nothing_to_mend_on_the_pages(shown: Shown) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=120,
         )
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -222,6 +216,63 @@ def test_promtool_takes_the_files(kind: str) -> None:
     assert promtool("check", kind, str(path)) == 0
 
 
+LOST_UPSTREAMS = {
+    "interval": "15s",
+    "input_series": [
+        {"series": 'trinamo_live_instances{endpoint="a/b/c"}', "values": "2x20 1x20 0x20"}
+    ],
+    "alert_rule_test": [
+        {"eval_time": "5m", "alertname": "TrinamoInstanceLost", "exp_alerts": []},
+        {"eval_time": "10m", "alertname": "TrinamoInstanceLost", "exp_alerts": ["warning"]},
+        {"eval_time": "10m", "alertname": "TrinamoNoLiveInstance", "exp_alerts": []},
+        {"eval_time": "15m", "alertname": "TrinamoNoLiveInstance", "exp_alerts": ["critical"]},
+    ],
+}
+ROLLING_UPDATE = {
+    "interval": "15s",
+    "input_series": [
+        {"series": 'trinamo_live_instances{endpoint="a/b/c"}', "values": "2x240 3x40 2x40"}
+    ],
+    "alert_rule_test": [
+        {"eval_time": each, "alertname": "TrinamoInstanceLost", "exp_alerts": []}
+        for each in ("1h5m", "1h15m", "1h20m")
+    ],
+}
+"""The manifests start a new worker before an old one drains."""
+
+
+@needs_promtool
+def test_a_rolling_update_loses_no_instance(tmp_path: Path) -> None:
+    path = tmp_path / "update.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [ROLLING_UPDATE]}))
+
+    assert promtool("test", "rules", str(path)) == 0
+
+
+@needs_promtool
+def test_one_lost_instance_of_several_is_a_warning_and_the_last_one_is_critical(
+    tmp_path: Path,
+) -> None:
+    texts = {rule["alert"]: rule["annotations"] for rule in alerts()}
+    found = json.loads(json.dumps(LOST_UPSTREAMS))
+    for each in found["alert_rule_test"]:
+        told = {
+            name: text.replace("{{ $labels.endpoint }}", "a/b/c")
+            for name, text in texts[each["alertname"]].items()
+        }
+        each["exp_alerts"] = [
+            {"exp_labels": {"severity": level, "endpoint": "a/b/c"}, "exp_annotations": told}
+            for level in each["exp_alerts"]
+        ]
+    path = tmp_path / "lost.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [found]}))
+
+    assert promtool("test", "rules", str(path)) == 0
+    found["alert_rule_test"][1]["exp_alerts"] = []
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [found]}))
+    assert promtool("test", "rules", str(path)) != 0
+
+
 @needs_promtool
 def test_promtool_takes_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     expressions = [
@@ -240,5 +291,5 @@ def test_promtool_takes_every_expression_of_the_dashboard(tmp_path: Path) -> Non
 
 def promtool(*arguments: str) -> int:
     return subprocess.run(
-        ["promtool", *arguments], capture_output=True, check=False, timeout=30
+        ["promtool", *arguments], capture_output=True, check=False, timeout=120
     ).returncode

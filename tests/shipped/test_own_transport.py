@@ -19,7 +19,6 @@ from trinamo import ConfigError, RealEnv, RealTransports, load_config
 from trinamo.conformance import ControlPlaneConformance
 from trinamo.conformance.control import OpenControl
 
-pytestmark = pytest.mark.slow
 EXAMPLE = ROOT / "examples" / "sqlite_transport.py"
 ENTRY_POINTS = """\
 [trinamo.transports]

@@ -20,7 +20,7 @@ from tests.certificates import Authority
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from tests.machines.proxies import HOST, PROXIES, Proxy, proxied
 
-pytestmark = [pytest.mark.others, pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.check]
 
 KEY: Final = "a-key-of-some-length"
 WORDS: Final = 5
@@ -60,7 +60,9 @@ class Site:
 
     def in_flight(self) -> float:
         """Requests that the frontend has, as it says."""
-        text = httpx.get(f"{self.running.url}/metrics", headers=bearer(), trust_env=False).text
+        text = httpx.get(
+            f"{self.running.url}/metrics", headers=bearer(), trust_env=False, timeout=120
+        ).text
         lines = [
             line for line in text.splitlines() if line.startswith("trinamo_requests_in_flight{")
         ]
@@ -96,7 +98,7 @@ def connections(proxy: Proxy, site: Site, folder: Path) -> Iterator[Callable[[],
             http2=True,
             verify=context,
             trust_env=False,
-            timeout=30,
+            timeout=120,
             headers={"host": HOST},
         )
 
@@ -151,9 +153,9 @@ def test_a_proxy_passes_events_one_by_one_and_a_client_s_going(
         with connect() as leaving, leaving.stream("POST", CHAT, **ask(number + 1)) as answer:
             lines = answer.iter_lines()
             assert any("word0" in line for line in lines)
-            wait_for(lambda: site.in_flight() == 1, 30, "a request")
+            wait_for(lambda: site.in_flight() == 1, 120, "a request")
             del lines
-        wait_for(lambda: site.in_flight() == 0, 30, "the end of a request whose client has left")
+        wait_for(lambda: site.in_flight() == 0, 120, "the end of a request whose client has left")
 
 
 @every_proxy
@@ -178,13 +180,17 @@ def test_a_request_waits_behind_a_proxy_until_a_worker_is_there_again(
             os.kill(worker, signal.SIGKILL)
             health = f"{site.running.url}/health"
             wait_for(
-                lambda: "ready" not in httpx.get(health, trust_env=False).text, 30, "an outage"
+                lambda: "ready" not in httpx.get(health, trust_env=False, timeout=120).text,
+                120,
+                "an outage",
             )
             time.sleep(CHECKS_S)
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(chat, client)
                 wait_for(
-                    lambda: '"waiting":1' in httpx.get(health, trust_env=False).text, 20, "a wait"
+                    lambda: '"waiting":1' in httpx.get(health, trust_env=False, timeout=120).text,
+                    120,
+                    "a wait",
                 )
                 (site.gates / "away").unlink()
                 answer = waiting.result(60)

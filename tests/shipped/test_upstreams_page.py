@@ -11,17 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from tests import needs
 from tests.cli.places import Place, wait_for
-from tests.session import needs
 from tests.shipped.test_docs import blocks
 from tests.shipped.test_guides import write_files
 from tests.sources import ROOT
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError
 
-pytestmark = pytest.mark.slow
 START_TIMEOUT_S = 90
 
 

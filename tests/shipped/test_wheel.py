@@ -20,8 +20,6 @@ DATA = {
     *(f"trinamo/runtime/config/presets/{name}.yaml" for name in ("small", "medium", "large")),
 }
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:

@@ -1,4 +1,4 @@
-"""`make soak`: a real cluster under load and faults, each answer compared with the undisturbed one.
+"""`make search WHAT=soak`: a real cluster under load and faults, each answer compared with the undisturbed one.
 
 Two frontends, etcd, NATS, and workers that do all or share prefill and decode in turns, on loopback.
 Clients chat, complete, stream, call tools and leave early, while processes are killed, terminated,
@@ -24,17 +24,17 @@ from tests.soak.plan import QUESTIONS, policy_of, turns_of
 from tests.soak.soak import open_soak
 
 EXAMPLES: Final = """examples:
-  make soak MINUTES=15
-  make soak MINUTES=15 SEED=7
-  make soak HOURS=2 ARGS="--turns 1"                 old enough for slopes: one cluster all the time
-  make soak MINUTES=15 SEED=7 ARGS="--turn 2"        the second turn alone, with the same faults
-  make soak MINUTES=1 ARGS="--turns 1 --set data_plane.requests=nats"
+  make search WHAT=soak MINUTES=15
+  make search WHAT=soak MINUTES=15 SEED=7
+  make search WHAT=soak ARGS="--hours 2 --turns 1"        old enough for slopes: one cluster all the time
+  make search WHAT=soak MINUTES=15 SEED=7 ARGS="--turn 2" the second turn alone, with the same faults
+  make search WHAT=soak MINUTES=1 ARGS="--turns 1 --set data_plane.requests=nats"
 """
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="make soak", description=__doc__, epilog=EXAMPLES,
+        prog="make search WHAT=soak", description=__doc__, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     made.add_argument("--minutes", type=float, default=10.0, help="of faults, in all turns (10)")
@@ -93,7 +93,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; every process has ended")
         return 130
-    again = f"make soak MINUTES={options.minutes:g} SEED={options.seed}"
+    again = f"make search WHAT=soak MINUTES={options.minutes:g} SEED={options.seed}"
     print(f"{'RED' if is_red else 'green'}: {again}, logs in {out}")
     if is_red:
         print(f'one turn of it again: {again} ARGS="--turns {options.turns} --turn N"')

@@ -1,4 +1,4 @@
-"""A short soak over real processes, one turn of each kind; `make soak` plays longer ones."""
+"""A short soak over real processes, one turn of each kind; `make search WHAT=soak` plays longer ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.sources import ROOT
-
-pytestmark = [pytest.mark.slow, pytest.mark.machines, pytest.mark.services]
 
 
 def test_a_short_soak_finds_nothing_that_must_not_happen(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ async def strike_at(
         is_started.set()
         return struck
     struck = Struck(mover.start(direction, deadline_s=deadline_s))
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while struck.transfer.confirmed_count < share * COUNT:
             if struck.transfer.is_settled:
                 # The machine was so busy that the time was up before the fault: there was none yet.

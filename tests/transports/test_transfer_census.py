@@ -22,13 +22,11 @@ from tests.conformance.transfer.backends import (
     Pages,
     TransferBackend,
 )
-from tests.session.needs import needs_library_of
+from tests.needs import needs_library_of
 from tests.transports.memory_owner import BACKENDS as PROCESS_BACKENDS, open_backend
 from tests.transports.owner_process import connect, running_owner, strike_at
 from trinamo.runtime.errors import KilledError, TrinamoError
 from trinamo.runtime.protocol.transfer.description import Direction
-
-pytestmark = pytest.mark.slow
 
 TRANSFERS = 200
 ROUNDS_MAX = 5

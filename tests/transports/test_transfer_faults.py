@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from tests.session.needs import needs_library_of
+from tests.needs import needs_library_of
 from tests.transports.memory_owner import BACKENDS
 from tests.transports.owner_process import COUNT
 from tests.transports.routed_faults import ROUTED_FAULTS, open_routed_scene
 from tests.transports.transfer_faults import FAULTS
 from tests.transports.transfer_scenes import NOT_HERE, PATIENCE_S, Fault, Scene, open_scene
 from trinamo.runtime.protocol.transfer.description import Direction
-
-pytestmark = pytest.mark.slow
 
 ONE_SIDED = [name for name in BACKENDS if not name.startswith("tcp")]
 

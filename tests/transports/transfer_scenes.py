@@ -25,7 +25,7 @@ from trinamo.runtime.protocol.transfer.description import (
 READ, WRITE = Direction.READ, Direction.WRITE
 DEADLINE_S: Final = 1.0
 """Of a transfer whose peer is stopped."""
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 120.0
 """Of every other one, so that a machine that is busy changes no outcome."""
 GONE: Final = frozenset({"DisconnectedError", "ConnectError", "TransferError"})
 DONE: Final = frozenset({"done"})

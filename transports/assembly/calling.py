@@ -59,6 +59,7 @@ class GenerateOptions(TypedDict, total=False):
     chat_template_kwargs: str
     continue_final_message: bool
     return_token_ids: bool
+    cache_prompt: bool
     tools: str
     tool_choice: str
     parallel_tool_calls: bool

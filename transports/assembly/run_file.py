@@ -76,6 +76,11 @@ class RunFile:
         return run_folder() / f"{self.pid}.json"
 
     @property
+    def key_prefix(self) -> str:
+        """Where its keys are in etcd, which it may share with other clusters."""
+        return self.settings.get("control_plane.etcd.key_prefix", "")
+
+    @property
     def is_alive(self) -> bool:
         return process_started(self.pid) == self.started
 
@@ -194,6 +199,9 @@ def names_nats(section: NatsConfig) -> bool:
 def meant(config: Config, runs: Sequence[RunFile]) -> list[RunFile]:
     """Those of the running clusters that the configuration may mean, in their order."""
     etcd, nats = config.control_plane.etcd, config.event_plane.nats
+    if etcd.key_prefix:
+        # Clusters that share an etcd have the same address there.
+        runs = [run for run in runs if run.key_prefix == etcd.key_prefix]
     # One that was given the port of the defaults is where they say.
     there = [run for run in runs if _places(run.etcd) == _places(etcd.endpoints)]
     if there or names_etcd(etcd):

@@ -32,8 +32,8 @@ from trinamo.runtime.errors import ConfigError, ConnectError
 
 from .rpc import METHODS, Metadata, StatusError, Stream, StreamLostError
 
-# A page of 128 values of 1 MiB, and their keys.
-REPLY_BYTES_MAX: Final = 160 << 20
+# As we write them, 16 of the largest values, and their keys; a longer page is asked for in smaller ones.
+REPLY_BYTES_MAX: Final = 17 << 20
 
 _OPTIONS: Final = (
     # A server that hangs never ends a stream by itself; unanswered pings do (etcd issue 8980).

@@ -6,6 +6,7 @@ to a call when a server goes away, `watching.py` for what happens to a watch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -30,32 +31,37 @@ from trinamo.runtime.planes import (
 )
 
 from . import wire_pb2 as wire
-from .bridge import GrpcChannel, open_channel, parse_endpoints, resolve
+from .bridge import REPLY_BYTES_MAX, GrpcChannel, open_channel, parse_endpoints, resolve
 from .client import Credentials, EtcdClient, lease_seconds
 from .keeping import LeaseKeeper
-from .rpc import NO_SPACE, SPACE_REMEDY
+from .rpc import NO_SPACE, SPACE_REMEDY, TooLargeError
 from .watches import WatchTable, entry_of, prefix_range
 from .watching import WatchKeeper, WatchReader
 
+_log = logging.getLogger("trinamo.etcd")
+
 # etcd takes requests of 1.5 MiB as it is shipped; a value of 1 MiB fits with its key.
 VALUE_BYTES_MAX: Final = 1 << 20
-# So a page of the largest values still fits into one reply; see `channel.REPLY_BYTES_MAX`.
 PAGE_KEYS_MAX: Final = 128
+"""Of a page; fewer where they do not fit into one reply, `bridge.REPLY_BYTES_MAX`."""
 # These releases can lose consistency after a crash: https://github.com/etcd-io/etcd/issues/13766
 INCONSISTENT_VERSIONS: Final = frozenset({"3.5.0", "3.5.1", "3.5.2"})
 
 
 class EtcdControlPlane:
-    """The control plane over etcd. Made by `open_etcd`, whose nursery runs its two streams."""
+    """The control plane over etcd. Made by `open_etcd`, whose nursery runs its two streams.
 
-    def __init__(self, client: EtcdClient, *, silence_s: float) -> None:
-        self._client = client
-        self._watches = WatchKeeper(client, WatchTable(), silence_s=silence_s)
+    In etcd `key_prefix` stands before each key; no caller sees it.
+    """
+
+    def __init__(self, client: EtcdClient, *, silence_s: float, key_prefix: str = "") -> None:
+        self._client, self._key_prefix = client, key_prefix
+        self._watches = WatchKeeper(client, WatchTable(key_prefix=key_prefix), silence_s=silence_s)
         self._leases = LeaseKeeper(client)
 
     async def get(self, key: str) -> Entry | None:
-        reply = await self._client.read("Range", wire.RangeRequest(key=_key(key)))
-        return entry_of(reply.kvs[0]) if reply.kvs else None
+        reply = await self._client.read("Range", wire.RangeRequest(key=self._key(key)))
+        return entry_of(reply.kvs[0], self._key_prefix) if reply.kvs else None
 
     async def range(self, prefix: str) -> Snapshot:
         """See `ControlPlane.range`. Large ranges are read in pages, all at one revision."""
@@ -68,14 +74,14 @@ class EtcdControlPlane:
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
         """See `ControlPlane.put`. Sent at most once."""
-        reply = await self._client.write_once("Put", _put(key, value, lease_id))
+        reply = await self._client.write_once("Put", self._put(key, value, lease_id))
         return int(reply.header.revision)
 
     async def compare_and_put(
         self, key: str, value: bytes, *, mod_revision: int, lease_id: int = 0
     ) -> PutOutcome:
         """See `ControlPlane.compare_and_put`. Repeated over lost replies within the deadline."""
-        put = _put(key, value, lease_id)
+        put = self._put(key, value, lease_id)
         request = wire.TxnRequest(
             compare=[
                 wire.Compare(
@@ -103,12 +109,12 @@ class EtcdControlPlane:
 
     async def delete(self, key: str) -> bool:
         """See `ControlPlane.delete`. Sent at most once."""
-        request = wire.DeleteRangeRequest(key=_key(key))
+        request = wire.DeleteRangeRequest(key=self._key(key))
         return bool((await self._client.write_once("DeleteRange", request)).deleted)
 
     async def delete_prefix(self, prefix: str) -> int:
         """See `ControlPlane.delete_prefix`. Sent at most once."""
-        key, range_end = prefix_range(prefix)
+        key, range_end = prefix_range(self._key_prefix + prefix)
         request = wire.DeleteRangeRequest(key=key, range_end=range_end)
         return int((await self._client.write_once("DeleteRange", request)).deleted)
 
@@ -183,34 +189,47 @@ class EtcdControlPlane:
             task_status.started()
 
     async def _range(self, prefix: str) -> Snapshot:
-        key, range_end = prefix_range(prefix)
+        key, range_end = prefix_range(self._key_prefix + prefix)
         entries: list[Entry] = []
-        revision = 0
+        revision, limit, keys_only = 0, PAGE_KEYS_MAX, False
         while True:
             request = wire.RangeRequest(
-                key=key, range_end=range_end, limit=PAGE_KEYS_MAX, revision=revision
+                key=key, range_end=range_end, limit=limit, revision=revision, keys_only=keys_only
             )
-            reply = await self._client.read("Range", request)
+            try:
+                reply = await self._client.read("Range", request)
+            except TooLargeError:
+                # Whoever may write here may write values that are no member's. They keep out nobody.
+                limit, keys_only = max(1, limit // 2), limit == 1
+                continue
             revision = revision or reply.header.revision
-            entries.extend(entry_of(kv) for kv in reply.kvs)
+            if keys_only and reply.kvs:
+                _log.warning(
+                    "%r: its value is longer than %d bytes: nobody looks at it. Delete it, or find out"
+                    " who wrote it",
+                    reply.kvs[0].key.decode(errors="backslashreplace"),
+                    REPLY_BYTES_MAX,
+                )
+                # What comes after it may be as small as ever, and thousands of keys.
+                limit = PAGE_KEYS_MAX
+            else:
+                entries.extend(entry_of(kv, self._key_prefix) for kv in reply.kvs)
             if not reply.more:
                 return Snapshot(revision, entries)
-            key = reply.kvs[-1].key + b"\0"
+            key, keys_only = reply.kvs[-1].key + b"\0", False
 
+    def _key(self, key: str) -> bytes:
+        if not key:
+            raise ControlPlaneError("a key must not be empty", definite=True)
+        return (self._key_prefix + key).encode()
 
-def _key(key: str) -> bytes:
-    if not key:
-        raise ControlPlaneError("a key must not be empty", definite=True)
-    return key.encode()
-
-
-def _put(key: str, value: bytes, lease_id: int) -> wire.PutRequest:
-    if len(value) > VALUE_BYTES_MAX:
-        raise ControlPlaneError(
-            f"the value of {key!r} has {len(value)} bytes; at most {VALUE_BYTES_MAX}",
-            definite=True,
-        )
-    return wire.PutRequest(key=_key(key), value=value, lease=lease_id)
+    def _put(self, key: str, value: bytes, lease_id: int) -> wire.PutRequest:
+        if len(value) > VALUE_BYTES_MAX:
+            raise ControlPlaneError(
+                f"the value of {key!r} has {len(value)} bytes; at most {VALUE_BYTES_MAX}",
+                definite=True,
+            )
+        return wire.PutRequest(key=self._key(key), value=value, lease=lease_id)
 
 
 @asynccontextmanager
@@ -250,14 +269,18 @@ async def open_etcd(
         timeout_s=section.request_timeout_s,
         per_try_timeout_s=section.attempt_timeout_s,
     )
-    async with open_plane(client, silence_s=section.silence_s) as plane:
+    async with open_plane(
+        client, silence_s=section.silence_s, key_prefix=section.key_prefix
+    ) as plane:
         yield plane
 
 
 @asynccontextmanager
-async def open_plane(client: EtcdClient, *, silence_s: float) -> AsyncIterator[EtcdControlPlane]:
+async def open_plane(
+    client: EtcdClient, *, silence_s: float, key_prefix: str = ""
+) -> AsyncIterator[EtcdControlPlane]:
     """Run a control plane over `client`, which is closed at the end; see `open_etcd`."""
-    plane = EtcdControlPlane(client, silence_s=silence_s)
+    plane = EtcdControlPlane(client, silence_s=silence_s, key_prefix=key_prefix)
     try:
         async with open_nursery() as nursery:
             await nursery.start(plane.run)

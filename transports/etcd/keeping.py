@@ -81,7 +81,8 @@ class LeaseKeeper:
         if question.error is not None:
             raise question.error
         if not question.answered.is_set():
-            words = f"lease {lease_id:x} not renewed: {self._last_words}"
+            why = self._last_words or f"no answer within {self._client.timeout_s:g} s"
+            words = f"lease {lease_id:x} not renewed: {why}"
             may_have_arrived = question.is_on_stream or question.was_sent
             error_type = DeadlineError if may_have_arrived else ConnectError
             raise error_type(f"etcd at {self._client.where}: {words}")

@@ -40,6 +40,10 @@ class StatusError(Exception):
         self.code, self.text = code, text
 
 
+class TooLargeError(ControlPlaneError):
+    """The reply is longer than a message may be, `bridge.REPLY_BYTES_MAX`. Never leaves this package."""
+
+
 class CallVerdict(enum.Enum):
     """What is known about a call that failed."""
 
@@ -84,6 +88,11 @@ def judge(error: StatusError) -> CallVerdict:
     return CallVerdict.UNKNOWN if code in _UNKNOWN_CODES else CallVerdict.FINAL
 
 
+def is_too_large(error: StatusError) -> bool:
+    """Whether this side refused a message for its length."""
+    return error.code == "RESOURCE_EXHAUSTED" and "larger than max" in error.text
+
+
 def final_error(error: StatusError) -> TrinamoError:
     """The error for a call that the store refused: it certainly did not happen."""
     code, text = error.code, error.text
@@ -93,6 +102,8 @@ def final_error(error: StatusError) -> TrinamoError:
         return CompactedError(text)
     if code == "RESOURCE_EXHAUSTED" and "too many requests" in text:
         return OverloadedError(text, bound="etcd requests")
+    if is_too_large(error):
+        return TooLargeError(f"etcd: {text}", definite=True)
     if code == "RESOURCE_EXHAUSTED" and "space exceeded" in text:
         text += f": {SPACE_REMEDY}"
     return ControlPlaneError(f"etcd: {text}", definite=True)

@@ -1,7 +1,7 @@
 """The books of the one Watch stream, sans-IO: which watch is where, and what a reply means.
 
-Every watch has its own next revision. When the stream is lost, each is created again on the next stream at exactly
-that revision, so nothing is lost and nothing comes twice:
+Every watch has its own next revision. When the stream is lost, each is created again on the next stream, so that
+nothing is lost and nothing comes twice:
 
 * events move it past the revision of the last one; all events of a revision come in one reply, or
   in fragments that are held until the last has come, so a resume never cuts a revision in two;
@@ -10,8 +10,14 @@ that revision, so nothing is lost and nothing comes twice:
 
 A reader that lags is not allowed to hold up the others or to fill the memory: above `pending_max`
 waiting events its watch is cancelled on the server, and created again at its next revision once
-half of them are read. A watch whose revision was compacted, or that finds the store's history to
-have gone backwards (restored from a backup), must be listed again and then tells a `Resync`.
+half of them are read.
+
+Behind a new stream there may be a store that was restored from a backup: its history is another one from some
+revision on, and revisions do not tell, for new writes have soon made up for the lost ones. Cluster, member and term
+may be those of before as well. So a watch is created again at the revision of the last change that it knows, and goes
+on only if the server tells that very change again, and no other one up to the watch's next revision. A watch for
+which the history is not proven so (there was no change yet, it was compacted, or it does not come), must be listed
+again and then tells a `Resync`, deletions included.
 
 Requests to send collect in `take_requests`; who waits for a watch is told by its `wake`.
 """
@@ -37,6 +43,7 @@ _PROBE_KEY: Final = b"\0"
 # A server answers with this id when it cannot say which watch is meant.
 _NO_WATCH: Final = -1
 _DENIALS_MAX: Final = 2
+_PROOF_MAX: Final = 64
 
 
 class WatchPhase(enum.Enum):
@@ -63,7 +70,10 @@ class Watch:
     wire_id: int = 0
     fragments: list[wire.Event] = attrs.field(factory=list)
     denials: int = 0
-    cluster_id: int = 0
+    last: list[Put | Delete] = attrs.field(factory=list)
+    """The last changes known, from the newest put on; see `_proof_of`."""
+    is_proven: bool = True
+    """The server's history is known to be that which was told so far."""
 
 
 class WatchTable:
@@ -71,10 +81,11 @@ class WatchTable:
 
     Args:
         pending_max: More waiting events than this make a reader lag. One reply may exceed it.
+        key_prefix: Stands before each key in etcd, and before no other.
     """
 
-    def __init__(self, *, pending_max: int = PENDING_MAX) -> None:
-        self._pending_max = pending_max
+    def __init__(self, *, pending_max: int = PENDING_MAX, key_prefix: str = "") -> None:
+        self._pending_max, self._key_prefix = pending_max, key_prefix
         # In the order they came: what is sent must not depend on addresses.
         self._watches: dict[Watch, None] = {}
         self._on_wire: dict[int, Watch] = {}
@@ -107,6 +118,9 @@ class WatchTable:
         self.resyncs += not is_first
         watch.ready.append(snapshot if is_first else Resync(snapshot.revision, snapshot.entries))
         watch.next_revision = snapshot.revision + 1
+        watch.last = _proof_of([Put(each) for each in snapshot.entries])
+        # As long as no stream is lost after it: one that cannot be opened counts.
+        watch.is_proven = True
         watch.phase = WatchPhase.STREAMING
         self._join_wire(watch)
 
@@ -117,7 +131,11 @@ class WatchTable:
         event = watch.ready.popleft()
         if watch.phase is WatchPhase.LAGGING and len(watch.ready) <= self._pending_max // 2:
             watch.phase = WatchPhase.STREAMING
-            self._join_wire(watch)
+            if watch.is_proven:
+                self._join_wire(watch)
+            else:
+                # The proofs of this stream may be over already.
+                self._list_again(watch)
         return event
 
     # --- what the stream does ------------------------------------------------------------------
@@ -134,10 +152,23 @@ class WatchTable:
         self._is_connected = False
         self._requests.clear()
         self._probe_id = 0
-        for watch in self._on_wire.values():
+        for watch in self._watches:
             watch.wire_id = 0
             watch.fragments.clear()
+            watch.is_proven = False
         self._on_wire.clear()
+
+    def end_proofs(self) -> None:
+        """What proves the history to a watch should have come by now: list those for which it did not."""
+        for watch in list(self._on_wire.values()):
+            if not watch.is_proven:
+                self._list_again(watch)
+
+    def list_all(self) -> None:
+        """Go on behind what is now, whatever came before."""
+        for watch in self._watches:
+            if watch.phase is WatchPhase.STREAMING:
+                self._list_again(watch)
 
     def take_requests(self) -> Iterable[wire.WatchRequest]:
         """What is to be sent now, in order."""
@@ -178,28 +209,40 @@ class WatchTable:
             self._created(watch, reply)
         elif reply.events:
             self._changed(watch, reply)
+        elif not watch.is_proven:
+            # Told of progress before the last change: there was no such change.
+            self._list_again(watch)
         elif not watch.fragments:
             watch.next_revision = max(watch.next_revision, reply.header.revision + 1)
         return True
 
     def _created(self, watch: Watch, reply: wire.WatchResponse) -> None:
         watch.denials = 0
-        is_same = watch.cluster_id in (0, reply.header.cluster_id)
-        watch.cluster_id = reply.header.cluster_id
         # A follower that is behind may answer with an old revision as well; listing once more
         # for nothing is the price.
-        if not is_same or reply.header.revision + 1 < watch.next_revision:
+        if reply.header.revision + 1 < watch.next_revision:
             self._list_again(watch)
 
     def _changed(self, watch: Watch, reply: wire.WatchResponse) -> None:
         watch.fragments.extend(reply.events)
         if reply.fragment:
             return
-        events, watch.fragments = watch.fragments, []
-        watch.ready.extend(
-            _event_of(event) for event in events if event.kv.mod_revision >= watch.next_revision
+        events, watch.fragments = (
+            [_event_of(each, self._key_prefix) for each in watch.fragments],
+            [],
         )
-        watch.next_revision = max(watch.next_revision, events[-1].kv.mod_revision + 1)
+        if not watch.is_proven:
+            told = [each for each in events if _revision_of(each) < watch.next_revision]
+            if sorted(told, key=_place_of) != sorted(watch.last, key=_place_of):
+                self._list_again(watch)
+                return
+            watch.is_proven = True
+        new = [each for each in events if _revision_of(each) >= watch.next_revision]
+        if not new:
+            return
+        watch.ready.extend(new)
+        watch.last = _proof_of(watch.last + new)
+        watch.next_revision = _revision_of(new[-1]) + 1
         if len(watch.ready) > self._pending_max:
             self._leave_wire(watch)
             watch.phase = WatchPhase.LAGGING
@@ -238,15 +281,21 @@ class WatchTable:
     def _join_wire(self, watch: Watch) -> None:
         if not self._is_connected or watch.wire_id:
             return
+        start_revision = watch.next_revision
+        if not watch.is_proven:
+            if not watch.last:
+                self._list_again(watch)
+                return
+            start_revision = _revision_of(watch.last[0])
         watch.wire_id = self._next_wire_id()
         self._on_wire[watch.wire_id] = watch
-        key, range_end = prefix_range(watch.prefix)
+        key, range_end = prefix_range(self._key_prefix + watch.prefix)
         self._requests.append(
             wire.WatchRequest(
                 create_request=wire.WatchCreateRequest(
                     key=key,
                     range_end=range_end,
-                    start_revision=watch.next_revision,
+                    start_revision=start_revision,
                     progress_notify=True,
                     watch_id=watch.wire_id,
                     fragment=True,
@@ -283,11 +332,10 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
     return key, key[:-1] + bytes([key[-1] + 1])
 
 
-def entry_of(kv: wire.KeyValue) -> Entry:
-    """An `Entry` from etcd's own."""
-    # Other programs may write keys that are no text; they are shown, never written by us.
+def entry_of(kv: wire.KeyValue, key_prefix: str = "") -> Entry:
+    """An `Entry` from etcd's own, whose key begins with `key_prefix`."""
     return Entry(
-        key=kv.key.decode(errors="backslashreplace"),
+        key=_text_of(kv.key, key_prefix),
         value=kv.value,
         mod_revision=kv.mod_revision,
         create_revision=kv.create_revision,
@@ -295,7 +343,31 @@ def entry_of(kv: wire.KeyValue) -> Entry:
     )
 
 
-def _event_of(event: wire.Event) -> Put | Delete:
+def _text_of(key: bytes, key_prefix: str) -> str:
+    # Other programs may write keys that are no text; they are shown, never written by us.
+    return key.decode(errors="backslashreplace")[len(key_prefix) :]
+
+
+def _event_of(event: wire.Event, key_prefix: str) -> Put | Delete:
     if event.type == wire.Event.DELETE:
-        return Delete(event.kv.key.decode(errors="backslashreplace"), event.kv.mod_revision)
-    return Put(entry_of(event.kv))
+        return Delete(_text_of(event.kv.key, key_prefix), event.kv.mod_revision)
+    return Put(entry_of(event.kv, key_prefix))
+
+
+def _proof_of(changes: list[Put | Delete]) -> list[Put | Delete]:
+    """What a server must tell again, of changes in order: those from the revision of the newest put on.
+
+    A put has a value, a lease and a revision of creation, which are not the same in two histories; a
+    deletion may be, where a worker died before the backup. None if there is no put, or too much since.
+    """
+    newest = max((each.entry.mod_revision for each in changes if isinstance(each, Put)), default=0)
+    found = [each for each in changes if _revision_of(each) >= newest]
+    return found if newest and len(found) <= _PROOF_MAX else []
+
+
+def _revision_of(event: Put | Delete) -> int:
+    return event.entry.mod_revision if isinstance(event, Put) else event.revision
+
+
+def _place_of(event: Put | Delete) -> tuple[int, str]:
+    return _revision_of(event), event.entry.key if isinstance(event, Put) else event.key

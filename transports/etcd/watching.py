@@ -5,6 +5,7 @@ They only wait: for the stream, for its silence, for the pause before the next o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
 
@@ -15,11 +16,14 @@ from trinamo.runtime.planes import Snapshot, WatchEvent
 
 from . import wire_pb2 as wire
 from .client import EtcdClient
-from .rpc import Stream, StreamLostError
+from .rpc import Stream, StreamLostError, is_too_large
 from .watches import Watch, WatchPhase, WatchTable
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
+PROOF_S: Final = 2.0
+"""From the first answer on a stream until watches without a proof of their history are listed. etcd tells old changes
+within some tenths of a second; one that needs longer costs a listing more."""
 
 # What an outage looks like to a call; a watch waits for its end.
 _OUTAGE: Final = (TransportError, DeadlineError, OverloadedError)
@@ -93,6 +97,9 @@ class WatchKeeper:
                     self.table.disconnected()
         except StreamLostError as lost:
             self._client.lost_stream(str(lost))
+            if lost.cause is not None and is_too_large(lost.cause):
+                # The change that cannot be read would come again; a listing passes its key over.
+                self.table.list_all()
             # Whatever ended it, the token may be the reason: servers forget tokens when they
             # restart, and a refused watch does not always say why.
             if metadata:
@@ -101,11 +108,22 @@ class WatchKeeper:
 
     async def _take_replies(self, stream: Stream) -> None:
         is_asked = False
+        proofs_end_at = None
         while True:
             replies: Sequence[wire.WatchResponse] = ()
             # Asked for the last third only: an answer takes no seconds, and who asks less costs less.
-            with trio.move_on_after(self._silence_s * (1 / 3 if is_asked else 2 / 3)):
+            with trio.move_on_after(self._silence_s * (1 / 3 if is_asked else 2 / 3)) as scope:
+                if proofs_end_at is not None:
+                    scope.deadline = min(scope.deadline, proofs_end_at)
                 replies = await stream.receive()
+            if proofs_end_at is None and replies:
+                proofs_end_at = trio.current_time() + PROOF_S
+            if proofs_end_at is not None and trio.current_time() >= proofs_end_at:
+                proofs_end_at = math.inf
+                self.table.end_proofs()
+                self.flush()
+                if not replies:
+                    continue
             if replies:
                 is_asked = False
                 self._client.heard()

@@ -56,7 +56,7 @@ class HttpConnection(Protocol):
         ...
 
     def close_when_idle(self) -> None:
-        """Answer what is in flight, and nothing else; at once, if there is nothing."""
+        """Answer what is in flight or has arrived, and nothing else; end at once, if there is nothing."""
         ...
 
     def abort(self) -> None:

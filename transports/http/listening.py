@@ -17,7 +17,7 @@ BACKLOG: Final = 1024
 async def open_listeners(
     host: str, port: int, *, reuse_port: bool = False
 ) -> list[trio.SocketListener]:
-    """Listen on every address of `host`, on one port; port 0 is chosen by the system.
+    """Listen on every address of `host`, on one port; port 0 is chosen by the system. `::` is those of both families.
 
     With `reuse_port` other processes of this user may do the same. Raises `ConfigError` with a
     sentence that says what to do.
@@ -27,7 +27,11 @@ async def open_listeners(
         found = await trio.socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for address in dict.fromkeys(str(info[4][0]) for info in found):
+        addresses = dict.fromkeys(str(info[4][0]) for info in found)
+        if "::" in addresses:
+            # trio's sockets of IPv6 take IPv6 alone, whatever the machine is set to; nginx and uvicorn mean both by it.
+            addresses["0.0.0.0"] = None  # noqa: S104 -- as asked
+        for address in addresses:
             if reuse_port:
                 listeners.append(await _listen_beside_others(address, port))
             else:

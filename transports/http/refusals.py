@@ -71,7 +71,7 @@ class Refusals:
 
     def overload(self, connections_max: int) -> bytes:
         """To a connection over the limit."""
-        text = f"{connections_max} connections are open, which is the limit"
+        text = f"http.connections_max {connections_max} connections are open"
         error = OverloadedError(text, bound="connections_max", value=connections_max)
         return self._closing(answer_error(error))
 

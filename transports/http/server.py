@@ -33,6 +33,8 @@ REFUSALS_MAX: Final = 64
 """How many connections over the limit are answered at a time; the rest is just closed."""
 REFUSAL_S: Final = 1.0
 CLOSE_GRACE_S: Final = 0.25
+ANSWER_TURNS: Final = 4
+"""From the event that a request has arrived to the first step of its answer, and a turn more."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -88,10 +90,14 @@ class Server:
     def hand_over(self) -> None:
         self._sharing.cancel()
 
-    def close_idle(self) -> None:
+    async def close_idle(self) -> None:
         for connection in self._connections:
             if connection.phase is Phase.IDLE:
                 connection.close_when_idle()
+        # Readers to whom the kernel gives a request go on in the next turn of the loop, and in the one after
+        # it those who answer, which must ask for admission before the caller refuses new work.
+        for _ in range(ANSWER_TURNS):
+            await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
         self._closing.set()

@@ -197,6 +197,16 @@ class MemoryStore:
         self._history_start += dropped
         self.compact_revision = max(self.compact_revision, wanted)
 
+    def load(self, backup: MemoryStore) -> None:
+        """Hold what `backup` holds now, its history and its leases, in place of all there is."""
+        self.revision, self.compact_revision = backup.revision, backup.compact_revision
+        self._history, self._history_start = [*backup._history], backup._history_start
+        self._entries, self._keys = {**backup._entries}, [*backup._keys]
+        self._leases = {
+            number: attrs.evolve(lease, keys={*lease.keys})
+            for number, lease in backup._leases.items()
+        }
+
     def halt(self) -> None:
         """The server is down: every method raises `ConnectError`, no lease expires."""
         self.is_up = False

@@ -109,7 +109,11 @@ def import_library() -> Any:
     try:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
-        hint = "; install libibverbs1" if "libibverbs" in str(error) else ""
+        hint = (
+            "; apt-get install --no-install-recommends libibverbs1"
+            if "libibverbs" in str(error)
+            else ""
+        )
         raise BackendMissingError(f"Mooncake cannot be loaded: {error}{hint}") from error
 
 

@@ -7,7 +7,7 @@ so that its last finish reason is its end already, and only usage may follow. Sa
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import msgspec
@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from trinamo.runtime.errors import DisconnectedError, RemoteProtocolError, TrinamoError
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.protocol.openai.passing import Renaming, continued
+from trinamo.runtime.protocol.openai.passing import COMMENT, Renaming, continued
+from trinamo.runtime.protocol.openai.shaping import ABSENT, is_absent
+from trinamo.runtime.protocol.undecodable import UNDECODABLE
 
 from .events import EventSplitter, Received
 from .refusals import as_json, error_of_event
@@ -76,15 +78,48 @@ class _Response(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
-class _Event(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
+class _Told(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
-    error: Any = None
+    error: Raw = ABSENT
     type: str = ""
     response: _Response | None = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+class _Event(_Told, frozen=True):
+    choices: list[_Choice] = []
+
+
+# What is made of JSON takes up to 25 times its bytes, and no budget counts it. So of what is long only
+# the first choice is made, and the rest is read over.
+
+
+class _First(msgspec.Struct, frozen=True, array_like=True):
+    choice: _Choice | None = None
+
+
+class _Long(_Told, frozen=True):
+    choices: _First = _First()
+
+
+_SHORT_BYTES: Final = 1 << 16
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_long = msgspec.json.Decoder(_Long).decode
+
+
+def _read(data: bytes, what: str) -> tuple[_Told, list[_Choice]]:
+    """What an event, or a whole answer, tells; of a long one the first choice alone."""
+    try:
+        if len(data) <= _SHORT_BYTES:
+            event = _decode_event(data)
+            return event, event.choices
+        long = _decode_long(data)
+    except msgspec.ValidationError:
+        # JSON, and otherwise than we know it: the client may know better.
+        return _Told(), []
+    except UNDECODABLE as error:
+        raise RemoteProtocolError(f"{what} is no JSON: {error}") from error
+    first = long.choices.choice
+    return long, [] if first is None else [first]
 
 
 def _bounded(count: int) -> int:
@@ -121,7 +156,10 @@ class StreamedAnswer:
         """What `body` brings: a delta for each event, and another for the end."""
         data = self._splitter.single(body)
         if data is None or data == _DONE or self._opening or self.is_done:
-            return self._take(self._splitter.feed(body))
+            self._splitter.has_comment = False
+            deltas = self._take(self._splitter.feed(body))
+            is_ping = self._splitter.has_comment and not (deltas or self.is_done or self.error)
+            return [Delta(raw=COMMENT)] if is_ping else deltas
         try:
             delta = self._delta(Received(data), body)
         except TrinamoError as error:
@@ -168,17 +206,13 @@ class StreamedAnswer:
     def _delta(self, event: Received, raw: bytes | None = None) -> Delta | None:
         """One event; `raw` if it is at hand as the client gets it. None for what follows a finish."""
         data = event.data
-        try:
-            told = _decode(data)
-        except msgspec.ValidationError:
-            # JSON, and otherwise than we know it: the client may know better.
-            told = _UNKNOWN
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteProtocolError(f"an event of the upstream is no JSON: {error}") from error
-        if told.error is not None and (not told.choices or event.event == b"error"):
+        told, choices = _read(data, "an event of the upstream")
+        if not is_absent(told.error) and (not choices or event.event == b"error"):
             raise error_of_event(told.error)
+        if len(choices) > (self._choices or _CHOICES_MAX):
+            raise RemoteProtocolError(f"an event of the upstream holds {len(choices)} choices")
         text, count = "", 0
-        for choice in told.choices:
+        for choice in choices:
             is_behind = choice.index in self._finished
             brought, is_any = self._choice(choice)
             if is_behind and is_any:
@@ -237,9 +271,6 @@ class StreamedAnswer:
         return Delta(finish_reason=self._finished.get(0, FinishReason.STOP))
 
 
-_UNKNOWN: Final = _Event()
-
-
 @attrs.define(eq=False)
 class WholeAnswer:
     """One answer that is not streamed, as its body comes: at most `bytes_max` bytes."""
@@ -264,16 +295,11 @@ class WholeAnswer:
         return body
 
     def finish(self, body: bytes) -> list[Delta]:
-        try:
-            told = _decode(body)
-        except msgspec.ValidationError:
-            told = _UNKNOWN
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteProtocolError(f"the upstream's answer is no JSON: {error}") from error
+        told, choices = _read(body, "the upstream's answer")
         usage = told.usage or _Usage()
         if self._renaming is not None:
             body = self._renaming.apply(body)
-        reason = _reason(told.choices[0].finish_reason if told.choices else None)
+        reason = _reason(choices[0].finish_reason if choices else None)
         end = Delta(finish_reason=reason, prompt_tokens=usage.prompt, output_tokens=usage.output)
         return _in_pieces(body, end)
 

@@ -43,6 +43,10 @@ from .address import PORTS, Address
 
 BODY_BYTES_MAX: Final = 8 << 20
 _HEAD_BYTES_MAX: Final = 1 << 16
+_FRAMING_BYTES_MAX: Final = 1 << 16
+"""Trailers and chunks' extensions of a whole answer, which say nothing here."""
+_CHUNK_FRAME_BYTES: Final = 20
+"""A chunk's size in up to 16 digits, and two line ends."""
 _READ_BYTES: Final = 1 << 16
 _IDLE_MAX: Final = 256
 _DRAIN_S: Final = 1.0
@@ -64,7 +68,8 @@ which the kernel does not tell from silence: longer ones have only the limits of
 class Response:
     """Feed it what is received; it gives back what of it is body.
 
-    Its head is bounded here; how much of a body is kept, its reader bounds.
+    Its head, and what is around the pieces of its body, are bounded here; how much of a body is kept,
+    its reader bounds.
     """
 
     _who: str = "the upstream"
@@ -81,11 +86,13 @@ class Response:
     )
     _pieces: list[bytes] = attrs.field(factory=list)
     _head_bytes: int = 0
+    _framing_bytes: int = 0
     _is_framed: bool = False
 
     def feed(self, data: bytes) -> bytes:
         """The part of the body in `data`; `RemoteProtocolError` for what is no HTTP."""
-        if not self.is_head_complete:
+        was_head_complete = self.is_head_complete
+        if not was_head_complete:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -95,11 +102,16 @@ class Response:
             raise RemoteProtocolError(f"{self._who} wants another protocol than HTTP") from error
         if not self.is_head_complete and self._head_bytes > _HEAD_BYTES_MAX:
             raise RemoteProtocolError(f"the head of the answer of {self._who} is too long")
-        pieces = self._pieces
-        if not pieces:
-            return b""
-        self._pieces = []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces, self._pieces = self._pieces, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if was_head_complete:
+            # The parser keeps a trailer whole, and copies it again for each read: one without an end
+            # fills the memory and the loop.
+            framing = len(data) - len(body) - _CHUNK_FRAME_BYTES * len(pieces)
+            self._framing_bytes = max(self._framing_bytes + framing, 0)
+            if self._framing_bytes > _FRAMING_BYTES_MAX:
+                raise RemoteProtocolError(f"the trailers of the answer of {self._who} are too long")
+        return body
 
     def end(self) -> bytes:
         """The connection has ended, and brings nothing; `DisconnectedError` if the response had not."""

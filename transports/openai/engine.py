@@ -55,7 +55,7 @@ class UpstreamEngine:
         """Hand the upstream's answer to `sink`; see `Upstream.open`."""
         if self._running >= self._running_max:
             raise OverloadedError(
-                f"{self._running_max} requests are under way at the upstream",
+                f"worker.running_max {self._running_max} requests are under way at the upstream",
                 bound="running_max",
                 value=self._running_max,
             )

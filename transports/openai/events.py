@@ -34,18 +34,20 @@ class Received:
 
 
 class EventSplitter:
-    """Bytes in, events out. Comments, ids, retry times and events without data are read over.
+    """Bytes in, events out. Ids, retry times and events without data are read over; of comments `has_comment` tells.
 
     At most `bytes_max` bytes are kept for an unfinished event; more raises `RemoteProtocolError`.
     """
 
-    __slots__ = ("_bytes_max", "_is_first", "_kept", "_kept_bytes")
+    __slots__ = ("_bytes_max", "_is_first", "_kept", "_kept_bytes", "has_comment")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._is_first = True
+        self.has_comment = False
+        """One has come since this was unset."""
 
     def single(self, data: bytes) -> bytes | None:
         """The data of the one plain event that `data` is, as most reads bring it; None for all else."""
@@ -99,6 +101,8 @@ class EventSplitter:
             # Gateways send events with empty data, which say nothing, to keep connections open.
             if event.data.strip():
                 found.append(event)
+            elif block.startswith(b":"):
+                self.has_comment = True
         return found
 
 

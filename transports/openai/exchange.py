@@ -26,10 +26,12 @@ from trinamo.runtime.errors import (
     TrinamoError,
 )
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
+from trinamo.runtime.protocol.openai.passing import COMMENT
 from trinamo.runtime.sinks import Ending, Sink, Sleeper
 
 from .answers import StreamedAnswer, WholeAnswer, refused
 from .client import Connections, Response, UpstreamConnection
+from .conversions import events_of, whole_of
 from .refusals import refusal_of, refusal_unstreamed
 
 _READ_BYTES: Final = 1 << 16
@@ -237,7 +239,7 @@ class PushedStream:
     def _advance(self, data: bytes) -> None:
         answer = self._answer
         deltas = answer.feed(data) if data else []
-        if deltas:
+        if deltas and deltas[0].raw != COMMENT:
             self._call.brought_at = self._call.heard_at
         if self._response.is_complete and not answer.is_done and answer.error is None:
             deltas += answer.finish()
@@ -259,6 +261,9 @@ class PushedStream:
 
 _OK: Final = 200
 _REFUSAL_BYTES_MAX: Final = 1 << 20
+"""Of a body with a status that is no 200, or of a whole answer in place of a stream."""
+_EVENTS_BYTES_MAX: Final = 1 << 22
+"""Of a stream in place of a whole answer: all its events are objects at the same time, some 20 times their bytes."""
 
 
 @attrs.define
@@ -312,13 +317,24 @@ class UpstreamAnswer:
         kind = response.headers.get(b"content-type", b"").lower()
         if isinstance(answer, StreamedAnswer):
             if b"json" in kind:
-                body = await self._read_whole(WholeAnswer(self._section.answer_bytes_max), call)
-                self._refuse(refusal_unstreamed(body), body)
+                body = await self._read_whole(WholeAnswer(_REFUSAL_BYTES_MAX), call)
+                events = events_of(body)
+                if events is None:
+                    self._refuse(refusal_unstreamed(body), body)
+                    return
+                self._settle()
+                self._deltas = answer.feed(events)
+                if answer.error is not None:
+                    raise answer.error
             return
+        body = await self._read_whole(answer, call)
         if b"event-stream" in kind:
-            # The client's to mend, and no fault of the upstream, which understood the body otherwise.
-            raise RequestError("the upstream only streams this answer", param="stream")
-        self._deltas = answer.finish(await self._read_whole(answer, call))
+            whole = whole_of(body) if len(body) <= _EVENTS_BYTES_MAX else None
+            if whole is None:
+                # The client's to mend, and no fault of the upstream, which understood the body otherwise.
+                raise RequestError("the upstream only streams this answer", param="stream")
+            body = whole
+        self._deltas = answer.finish(body)
         self._settle()
 
     def _refuse(self, error: TrinamoError | int, body: bytes) -> None:

@@ -18,6 +18,7 @@ from trinamo.runtime.protocol.openai.generate import GenerateRequest, PassedRequ
 from trinamo.runtime.protocol.openai.passing import (
     Renaming,
     decode_passed,
+    harmless_id,
     last_chunk,
     with_assistant_prefix,
     with_model,
@@ -83,7 +84,7 @@ class Upstream:
         path = self.address.path + request.path.removeprefix("/v1")
         if not request.path.startswith("/v1"):
             path = self.address.path.removesuffix("/v1") + request.path
-        told = {"accept-encoding": "identity", "x-request-id": context.id}
+        told = {"accept-encoding": "identity", "x-request-id": harmless_id(context.id)}
         if context.traceparent:
             told["traceparent"] = context.traceparent
         with self._calls.call(context) as call:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 import msgspec
 import trio
+from msgspec import Raw
 
 from trinamo.runtime.errors import ConnectError, RemoteProtocolError, TrinamoError
 from trinamo.runtime.logs.access import LOOK_AGENT
 from trinamo.runtime.planes.upstreams import Load
+from trinamo.runtime.protocol.openai.shaping import ABSENT, is_absent
+from trinamo.runtime.protocol.undecodable import UNDECODABLE, decoding_fault
 
 from .client import Connections, HttpReply
 from .refusals import refusal_of
@@ -24,6 +27,11 @@ _TIMEOUT_S: Final = 5.0
 _ABSENT_S: Final = 60.0
 """Who has no health or metrics is asked for them again after this: another server may listen then."""
 _MODELS_MAX: Final = 1024
+_CHANGES_MAX: Final = 32
+"""Models that come or go at one look, once an upstream has told its first: each is announced, and an
+upstream that lists other names each time would keep the loop busy for all others."""
+_NAME_CHARS_MAX: Final = 256
+_COUNT_DIGITS_MAX: Final = 11
 _HEADERS: Final = {"accept": "*/*", "user-agent": LOOK_AGENT}
 _GAUGES: Final = {
     b"vllm:num_requests_running": "running",
@@ -74,28 +82,60 @@ def _samples(page: bytes, name: bytes) -> Iterator[float]:
             yield number
 
 
+class _Meta(msgspec.Struct, frozen=True):
+    """What llama.cpp's server tells of a model."""
+
+    n_ctx: Raw = ABSENT
+    n_ctx_train: Raw = ABSENT
+
+
 class _ListedModel(msgspec.Struct, frozen=True):
     """One entry of `/v1/models`: OpenAI's fields, vLLM's and llama.cpp's."""
 
     id: str
-    max_model_len: Any = None
-    meta: Any = None
+    max_model_len: Raw = ABSENT
+    meta: Raw = ABSENT
 
     @property
     def context_tokens_max(self) -> int:
         """The model's context; 0 if it is not told."""
-        told = self.max_model_len
-        if told is None and isinstance(self.meta, dict):
-            told = self.meta.get("n_ctx", self.meta.get("n_ctx_train"))
-        return told if isinstance(told, int) and 0 < told < 1 << 31 else 0
+        if not is_absent(self.max_model_len):
+            return _count(self.max_model_len)
+        try:
+            meta = _meta_decoder.decode(self.meta)
+        except UNDECODABLE:
+            return 0
+        return _count(meta.n_ctx if meta.n_ctx is not ABSENT else meta.n_ctx_train)
 
 
-class _Listed(msgspec.Struct, frozen=True):
-    data: list[_ListedModel] | None
-    """None where Ollama has no model."""
+_meta_decoder = msgspec.json.Decoder(_Meta)
 
 
+def _count(raw: Raw) -> int:
+    """The number of tokens that stands there, or 0."""
+    digits = bytes(memoryview(raw)[:_COUNT_DIGITS_MAX])
+    return int(digits) if digits.isdigit() and int(digits) < 1 << 31 else 0
+
+
+# Those beyond the last are read over: a list of megabytes does not become objects.
+_Models: Any = msgspec.defstruct(
+    "Models",
+    [(f"model_{number}", _ListedModel | None, None) for number in range(_MODELS_MAX)],
+    array_like=True,
+    frozen=True,
+)
+# `data` is null where Ollama has no model.
+_Listed: Any = msgspec.defstruct("Listed", [("data", _Models | None)], frozen=True)
 _models_decoder = msgspec.json.Decoder(_Listed)
+
+
+def parse_models(body: bytes) -> dict[str, int]:
+    """The models of a list, and the tokens of their contexts; raises one of `UNDECODABLE`."""
+    listed = _models_decoder.decode(body).data
+    found = () if listed is None else filter(None, msgspec.structs.astuple(listed))
+    return {
+        each.id: each.context_tokens_max for each in found if 0 < len(each.id) <= _NAME_CHARS_MAX
+    }
 
 
 async def fetch(
@@ -125,12 +165,22 @@ async def list_models(connections: Connections) -> dict[str, int]:
             f"the upstream {address.url} has no {address.path}/models: is this its base URL?"
         )
     try:
-        listed = (_models_decoder.decode(body).data or [])[:_MODELS_MAX]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return parse_models(body)
+    except UNDECODABLE as error:
         raise RemoteProtocolError(
-            f"the upstream {address.url} does not list its models: {error}"
+            f"the upstream {address.url} does not list its models: {decoding_fault(error)}"
         ) from error
-    return {each.id: each.context_tokens_max for each in listed}
+
+
+def settled(before: Mapping[str, int], listed: Mapping[str, int]) -> dict[str, int]:
+    """The models `listed`, but for those that differ from `before` beyond `_CHANGES_MAX`."""
+    changes = [name for name in before if name not in listed]
+    changes += [name for name in listed if name not in before]
+    if not before or len(changes) <= _CHANGES_MAX:
+        return dict(listed)
+    changed = set(changes[:_CHANGES_MAX])
+    kept = {name: listed.get(name, count) for name, count in before.items() if name not in changed}
+    return kept | {name: count for name, count in listed.items() if name in changed}
 
 
 @attrs.define(eq=False)
@@ -169,7 +219,7 @@ class UpstreamView:
                     raise refusal_of(status, {}, body) or RemoteProtocolError(
                         f"the upstream answers {status} to /health"
                     )
-            models = await list_models(self.connections)
+            models = settled(self.models, await list_models(self.connections))
         except TrinamoError as error:
             self._failures += 1
             self.why = error.message

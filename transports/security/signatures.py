@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import attrs
 import msgspec
@@ -74,7 +75,7 @@ class Signatures:
         own = self._own.get(owner)
         now = self._env.clock.wall()
         if own is None or abs(now - own.issued_at) > RENEWED_S:
-            issued, key_pem = self._authority.issue([_URI + owner], self._env)
+            issued, key_pem = self._authority.issue([_uri_of(owner)], self._env)
             private = load_pem_private_key(key_pem, None)
             assert isinstance(private, Ed25519PrivateKey)
             shown = x509.load_pem_x509_certificate(issued).public_bytes(Encoding.DER)
@@ -84,7 +85,7 @@ class Signatures:
     def fault(self, owner: str, key: str, lease_id: int, value: bytes, signature: bytes) -> str:
         """What is wrong with the signature of an entry as it is read; empty if `owner` made it."""
         message = _message(key, lease_id, value)
-        authorities, names = self._authorities, frozenset({_URI + owner})
+        authorities, names = self._authorities, frozenset({_uri_of(owner)})
         fleet = self._fleet
         if fleet is not None:
             members = fleet.certificate.authorities
@@ -97,6 +98,11 @@ class Signatures:
         if verdict.first <= self._env.clock.wall() <= verdict.last:
             return ""
         return "its signature is out of date: the clocks differ by hours, or it is a copy"
+
+
+def _uri_of(owner: str) -> str:
+    """URI of the owner of entries in a certificate: escaped, as a key may be any text."""
+    return _URI + quote(owner, safe="")
 
 
 def _message(key: str, lease_id: int, value: bytes) -> bytes:

@@ -24,6 +24,7 @@ PROMPT_BYTES_PER_TOKEN_MAX: Final = 16
 """A longer prompt is refused before it is tokenised, which costs about a millisecond a kilobyte
 and is done between two events of the loop. Prose has 4."""
 _GIVEN: Final = "chat_template_kwargs"
+_NOT_AN_OBJECT: Final = "invalid_arguments"
 _NO_ID: Final = re.compile(r"[^\w.:-]")
 _OTHER_FORM: Final = "<function="
 """Templates that have it write calls in another form, between the same tags."""
@@ -167,7 +168,13 @@ Dumps = Callable[[Any], str]
 
 
 def calls_of(message: ChatMessage, index: int) -> list[dict[str, Any]]:
-    """The calls of an assistant, their arguments decoded; `RequestError` if those are no JSON."""
+    """The calls of an assistant, their arguments decoded; `RequestError` if they are not calls.
+
+    Arguments that are not a JSON object become one with the text as its only member. `max_tokens` cuts a call in
+    the middle of its arguments, and clients send such an answer back as history: a refusal would make that
+    conversation unusable. An object it is because many templates iterate over it, and because its JSON has
+    special tokens escaped, which bare text would not.
+    """
     if not message.tool_calls:
         return []
     where = f"messages[{index}].tool_calls"
@@ -175,12 +182,20 @@ def calls_of(message: ChatMessage, index: int) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = json.loads(message.tool_calls)
         for call in calls:
             called = call["function"]
-            called["arguments"] = json.loads(called["arguments"] or "{}")
+            called["arguments"] = _arguments(called["arguments"])
     except (ValueError, RecursionError, TypeError, KeyError) as error:
-        raise RequestError(
-            f"'{where}' has arguments that are no JSON: {error}", param=where
-        ) from None
+        raise RequestError(f"'{where}' is not a list of calls: {error}", param=where) from None
     return calls
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        found = text
+    if isinstance(found, dict):
+        return found
+    return {} if found is None else {_NOT_AN_OBJECT: text}
 
 
 def told_in_words(

@@ -116,7 +116,7 @@ class LlamaCppEngine:
         self.info = attrs.evolve(self.info, features=can)
         texts = vocabulary.all_bytes()
         end_ids, special_ids = vocabulary.end_ids, vocabulary.special_ids
-        tokenize = partial(vocabulary.tokenize, is_template=False)
+        tokenize = partial(vocabulary.tokenize, parse_special=False)
         compiler = Compiler(texts, tokenize, end_ids=end_ids, special_ids=special_ids)
         self._sandbox = Sandbox("grammar", (texts, end_ids, special_ids))
         self._grammars = Grammars(compiler, self._sandbox, closes_objects)

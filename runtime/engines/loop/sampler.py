@@ -84,10 +84,13 @@ class Sampler:
         if form is None and not is_reshaped:
             return None
         shaped = logits.copy()
-        answer_ids = shaping.token_ids[shaping.prompt_tokens :]
-        reshape(shaped, request, shaping.token_ids[: shaping.prompt_tokens], answer_ids)
+        if is_reshaped:
+            if shaping.counts is None:
+                shaping.counts = TokenCounts(len(logits))
+            shaping.counts.follow(shaping.token_ids, shaping.prompt_tokens)
+            reshape(shaped, request, shaping.counts)
         if form is not None:
-            form.follow(answer_ids)
+            form.follow(shaping.token_ids[shaping.prompt_tokens :])
             shaped[~form.allowed()] = -np.inf
             if np.isneginf(shaped).all():
                 raise EngineError("the grammar of the answer allows no token of the vocabulary")
@@ -112,9 +115,29 @@ class Sampler:
             told.append(tell(logits, token_id, count, self._token_bytes))
 
 
-def reshape(
-    logits: Array, request: GenerateRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]
-) -> None:
+class TokenCounts:
+    """Which tokens one sequence has had, and how often its answer has each.
+
+    Kept up from step to step, so that a step reads the tokens that are new, and not the whole
+    sequence between the tokens of all others.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.seen = np.zeros(vocabulary, np.bool_)
+        """Of the prompt and of the answer."""
+        self.said = np.zeros(vocabulary, np.int32)
+        """Of the answer."""
+        self._read = 0
+
+    def follow(self, token_ids: Sequence[int], prompt_tokens: int) -> None:
+        """Count what is new of `token_ids`, the whole sequence, which begins with its prompt."""
+        new = np.asarray(token_ids[self._read :], np.int64)
+        self.seen[new] = True
+        np.add.at(self.said, new[max(prompt_tokens - self._read, 0) :], 1)
+        self._read = len(token_ids)
+
+
+def reshape(logits: Array, request: GenerateRequest, counts: TokenCounts) -> None:
     """Change `logits`, one for each token of the vocabulary, by biases and penalties, in place.
 
     A bias for what is no token changes nothing.
@@ -123,12 +146,12 @@ def reshape(
         if token_id < len(logits):
             logits[token_id] += bias
     if request.repetition_penalty != 1:
-        seen = np.unique(np.asarray([*prompt_ids, *answer_ids], np.int64))
+        seen = counts.seen
         found, penalty = logits[seen], request.repetition_penalty
         logits[seen] = np.where(found > 0, found / penalty, found * penalty)
     if request.presence_penalty or request.frequency_penalty:
-        said, counts = np.unique(np.asarray(answer_ids, np.int64), return_counts=True)
-        logits[said] -= request.presence_penalty + request.frequency_penalty * counts
+        said = counts.said > 0
+        logits[said] -= request.presence_penalty + request.frequency_penalty * counts.said[said]
 
 
 def bar(logits: Array, barred: Sequence[int]) -> None:

@@ -7,15 +7,19 @@ never given to anyone else. `steps.py` is the driver.
 
 The rules:
 
-* Everyone running decodes in every step; what is left of the token budget goes to prefill, in
-  chunks, in order of admission.
-* Waiting sequences are admitted first come, first served, when a slot is free and the blocks for
-  all their known tokens and one more are. A slow consumer's sequence is passed over.
+* Everyone running decodes in every step; what is left of the token budget goes to prompts, in
+  chunks: to one sequence of each tenant in turn, and of one tenant in order of admission.
+* A waiting sequence is admitted when a slot is free and the blocks for all its known tokens and
+  one more are. The tenant with the fewest running sequences is next, and of one tenant the first
+  that came. A slow consumer's sequence is passed over.
 * When blocks run out a victim loses all of its own and goes to the front of the queue, to be
-  computed again: the newest paused sequence, else the newest. A paused one also yields to a
-  waiting one that can run, so that a consumer who reads nothing holds nothing for ever.
+  computed again: the newest paused sequence, else the newest of the tenant that runs most. A
+  paused one also yields to a waiting one that can run, so that a consumer who reads nothing holds
+  nothing for ever. So does one of a tenant that runs at least two more than the waiting one's:
+  fewer, and the two would take places from each other in turn.
 * A sequence begins behind the blocks that hold its prefix already, but computes its last token
-  itself, whose step yields the next one, and all of them if something is told of each. Full blocks are stored for others as they are filled. So a
+  itself, whose step yields the next one, and all of them if something is told of each or its request
+  wants it. Full blocks are stored for others as they are filled. So a
   preempted sequence finds what nobody else needed meanwhile.
 * A pinned sequence is never a victim: a transfer may touch its blocks. It never needs more of them
   than it is admitted with, so whoever waits for blocks waits for its end at most.
@@ -24,7 +28,7 @@ The rules:
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import attrs
@@ -60,8 +64,10 @@ class TokenSequence:
     shaping: Shaping | None = None
     ends: Ends | None = None
     state: SequenceState = SequenceState.WAITING
+    is_whole: bool = False
+    """Its prompt is computed whole, whatever others have left of it."""
     tenant: str = ""
-    """Whose it is: nothing that it computes is found by others."""
+    """Whose it is: nothing that it computes is found by others, and places go to tenants in turn."""
     found_tokens: int | None = None
     """Of its prompt, how many were held already when it was first given a place."""
     cached_tokens: int = 0
@@ -91,8 +97,8 @@ class TokenSequence:
 
     @property
     def needs_all(self) -> bool:
-        """Nothing that was computed before is of use to it: something is told of every token."""
-        return self.shaping is not None and self.shaping.tells_prompt
+        """Nothing that was computed before is of use to it: it tells of every token, or is whole."""
+        return self.is_whole or (self.shaping is not None and self.shaping.tells_prompt)
 
     @property
     def is_full(self) -> bool:
@@ -170,6 +176,7 @@ class Scheduler:
         self.running: list[TokenSequence] = []
         """In order of admission, paused ones included."""
         self.waiting: deque[TokenSequence] = deque()
+        """In order of arrival, whoever they belong to; those preempted first."""
         self.preemptions = 0
         self.hit_tokens = 0
         """Tokens that sequences found in blocks as they were given a place."""
@@ -184,6 +191,10 @@ class Scheduler:
         """Whether blocks are kept for later sequences."""
         self._engine_prefixes = engine_prefixes
         self._names = BlockNames()
+        self._turns: list[str] = []
+        """Tenants whose prompts wait or are computed, the one that was given nothing longest first."""
+        self._gave_way: set[str] = set()
+        """Tenants of those preempted by this plan."""
         self._dead: list[TokenSequence] = []
         # Popped from the end: the lowest slot first.
         self._free_slots = list(range(running_max - 1, -1, -1))
@@ -204,7 +215,7 @@ class Scheduler:
         assert block_count_for(sequence.tokens_max, self._block_tokens) <= self.pool.block_count
         if len(self.waiting) >= self._waiting_max:
             raise OverloadedError(
-                f"{self._waiting_max} requests are waiting already",
+                f"worker.waiting_max {self._waiting_max} requests are waiting already",
                 bound="waiting_max",
                 value=self._waiting_max,
             )
@@ -220,11 +231,13 @@ class Scheduler:
         """Free what the dead hold, then decide the next step; no work means nobody can run."""
         self._reap()
         work: list[Work] = []
-        preemptions = self.preemptions
-        budget = self._grow_running(work, self._step_tokens_max)
-        # Whoever was preempted just now would only be the first to come back, and go again.
-        if self.preemptions == preemptions:
-            self._admit(work, budget)
+        prompts: dict[str, deque[TokenSequence]] = {}
+        self._gave_way.clear()
+        budget = self._decode(work, prompts, self._step_tokens_max)
+        self._share(work, prompts, budget)
+        if self._gave_way:
+            # None of them is back: their tenants are admitted nothing by this plan.
+            work = [each for each in work if each.sequence.state is SequenceState.RUNNING]
         released, self._released_slots = self._released_slots, []
         pinned, self._admitted_pinned = self._admitted_pinned, []
         return StepPlan(work, released, pinned, self._unschedulable())
@@ -273,30 +286,82 @@ class Scheduler:
             sequence.state = SequenceState.GONE
         self._dead.clear()
 
-    def _grow_running(self, work: list[Work], budget: int) -> int:
-        """Give those running their share, decoding first; returns the budget that is left."""
+    def _decode(
+        self, work: list[Work], prompts: dict[str, deque[TokenSequence]], budget: int
+    ) -> int:
+        """Give those that decode their token, and sort the others into `prompts`, by tenant.
+
+        Returns the budget that is left.
+        """
         decoding: list[TokenSequence] = []
-        prefilling: list[TokenSequence] = []
         for sequence in self.running:
             if not (sequence.is_paused or sequence.is_held):
-                is_decoding = len(sequence.token_ids) - sequence.cached_tokens == 1
-                (decoding if is_decoding else prefilling).append(sequence)
+                if len(sequence.token_ids) - sequence.cached_tokens == 1:
+                    decoding.append(sequence)
+                else:
+                    prompts.setdefault(sequence.tenant, deque()).append(sequence)
         block_tokens = self._block_tokens
         for sequence in decoding:
             if budget == 0:
                 return 0
-            # Only decoding needs new blocks, and its victims are newer, so not in `work` yet. They
-            # hold none.
+            # Only decoding needs new blocks: a prompt has its own from when it is admitted.
             has_room = len(sequence.token_ids) <= len(sequence.block_ids) * block_tokens
             if has_room or self._reserve(sequence):
                 work.append(Work(sequence, 1))
                 budget -= 1
-        for sequence in prefilling:
-            if budget == 0:
-                return 0
-            if self._reserve(sequence):
-                budget -= self._add_work(work, sequence, budget)
         return budget
+
+    def _share(
+        self, work: list[Work], prompts: dict[str, deque[TokenSequence]], budget: int
+    ) -> None:
+        """Give what decoding leaves to prompts: each tenant in turn has one computed, or admitted.
+
+        Those of its prompts that run are computed before others of it are admitted.
+        """
+        if not (budget and (prompts or self.waiting)):
+            return
+        waiting = self._waiting_by_tenant()
+        turns = dict.fromkeys([*self._turns, *prompts, *waiting])
+        self._turns = [each for each in turns if each in prompts or each in waiting]
+        running = Counter(sequence.tenant for sequence in self.running)
+        # Else the chunk of one tenant may be all that a step computes, and the others wait for the next.
+        part = max(1, budget // len(self._turns)) if self._turns else 0
+        while budget and (prompts or waiting):
+            tenant = next(each for each in self._turns if each in prompts or each in waiting)
+            queues = prompts
+            if tenant not in prompts:
+                # Else this one would take the last free slot, and lose it in the next plan.
+                queues = waiting
+                tenant = min(filter(waiting.__contains__, self._turns), key=running.__getitem__)
+            sequence = queues[tenant].popleft()
+            if not queues[tenant]:
+                del queues[tenant]
+            if queues is waiting and not self._admit(sequence, running, waiting):
+                # Nobody overtakes it, or it would wait for ever.
+                waiting.clear()
+                continue
+            self._turns.remove(tenant)
+            self._turns.append(tenant)
+            if sequence.state is SequenceState.RUNNING and not sequence.is_held:
+                budget -= self._add_work(work, sequence, min(budget, part))
+        # Of a part there is no need where a prompt is short, or its sequence finds no place: the others get it.
+        for each in work:
+            if budget == 0:
+                break
+            if each.sequence.state is SequenceState.RUNNING:
+                whole = min(each.sequence.pending_tokens, self._chunk_tokens_max)
+                more = min(whole - each.token_count, budget)
+                each.token_count += more
+                budget -= more
+
+    def _waiting_by_tenant(self) -> dict[str, deque[TokenSequence]]:
+        """Those that may be admitted, in order of arrival."""
+        found: dict[str, deque[TokenSequence]] = {}
+        for sequence in self.waiting:
+            # Whoever was preempted just now would only be the first to come back, and go again.
+            if not sequence.is_paused and sequence.tenant not in self._gave_way:
+                found.setdefault(sequence.tenant, deque()).append(sequence)
+        return found
 
     def _add_work(self, work: list[Work], sequence: TokenSequence, budget: int) -> int:
         count = min(sequence.pending_tokens, self._chunk_tokens_max, budget)
@@ -310,47 +375,54 @@ class Scheduler:
         missing = self._missing_blocks(sequence, len(sequence.token_ids))
         while (taken := self.pool.take(missing)) is None:
             # There is one: `sequence` itself has all the blocks it needs if it is pinned.
-            newest = [s for s in reversed(self.running) if not s.is_pinned]
-            victim = next((s for s in newest if s.is_paused), newest[0])
+            running = Counter(each.tenant for each in self.running)
+            newest = [each for each in reversed(self.running) if not each.is_pinned]
+            victim = max(newest, key=lambda each: (each.is_paused, running[each.tenant]))
             self._preempt(victim)
             if victim is sequence:
                 return False
         sequence.block_ids.extend(taken)
         return True
 
-    def _admit(self, work: list[Work], budget: int) -> None:
-        for sequence in tuple(self.waiting):
-            if budget == 0:
-                return
-            if sequence.is_paused:
-                continue
-            if not self._find_place(sequence):
-                return
-            self.waiting.remove(sequence)
-            slot = sequence.slot = self._free_slots.pop()
-            if self._engine_prefixes is not None and not sequence.is_held:
-                # With one token none is found.
-                known = sequence.token_ids[:1] if sequence.needs_all else sequence.token_ids
-                sequence.cached_tokens = self._engine_prefixes.begin(slot, known, sequence.tenant)
-            self.hit_tokens += sequence.cached_tokens
-            self.sought_tokens += len(sequence.token_ids)
-            if sequence.found_tokens is None:
-                sequence.found_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
-            sequence.state = SequenceState.RUNNING
-            self.running.append(sequence)
-            if sequence.is_pinned:
-                self._admitted_pinned.append(sequence)
-            if not sequence.is_held:
-                budget -= self._add_work(work, sequence, budget)
+    def _admit(
+        self,
+        sequence: TokenSequence,
+        running: Counter[str],
+        waiting: dict[str, deque[TokenSequence]],
+    ) -> bool:
+        """Let `sequence` run if there is a place; keep the tenants' counts and queues true."""
+        if not self._find_place(sequence, running):
+            return False
+        self.waiting.remove(sequence)
+        slot = sequence.slot = self._free_slots.pop()
+        if self._engine_prefixes is not None and not sequence.is_held:
+            # With one token none is found.
+            known = sequence.token_ids[:1] if sequence.needs_all else sequence.token_ids
+            sequence.cached_tokens = self._engine_prefixes.begin(slot, known, sequence.tenant)
+        self.hit_tokens += sequence.cached_tokens
+        self.sought_tokens += len(sequence.token_ids)
+        if sequence.found_tokens is None:
+            sequence.found_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
+        sequence.state = SequenceState.RUNNING
+        self.running.append(sequence)
+        running[sequence.tenant] += 1
+        if sequence.is_pinned:
+            self._admitted_pinned.append(sequence)
+        for tenant in [each for each in waiting if each in self._gave_way]:
+            del waiting[tenant]
+        return True
 
-    def _find_place(self, sequence: TokenSequence) -> bool:
-        """Give `sequence` its blocks, those of its prefix shared, if there are enough, and a slot."""
+    def _find_place(self, sequence: TokenSequence, running: Counter[str]) -> bool:
+        """Give `sequence` its blocks, those of its prefix shared, if there are enough, and a slot.
+
+        `running` counts those that run by tenant, and is kept true.
+        """
         found: list[int] = []
         if not sequence.needs_all:
             found = self.find_prefix(sequence.token_ids, sequence.block_hashes, sequence.tenant)
         self.pool.share(found)
         sequence.block_ids = found
-        if not self._make_room(sequence):
+        if not self._make_room(sequence, running):
             self.pool.give_back(found)
             sequence.block_ids = []
             return False
@@ -422,19 +494,38 @@ class Scheduler:
                 block_ids[index] = older
                 self.pool.give_back([mine])
 
-    def _make_room(self, sequence: TokenSequence) -> bool:
-        """A slot and blocks for `sequence`, taken from paused ones if need be."""
+    def _make_room(self, sequence: TokenSequence, running: Counter[str]) -> bool:
+        """A slot and blocks for `sequence`, taken from others if need be; none is taken in vain."""
         # One token more than known, or it would be the first victim of its own first token.
         blocks = self._missing_blocks(sequence, len(sequence.token_ids) + 1)
-        paused = [other for other in self.running if other.is_paused and not other.is_pinned]
-        # Blocks that others share are not free, nor are those that a transfer may touch.
-        given_back = self.pool.count_freed(b for other in paused for b in other.block_ids)
-        within_reach = self.pool.free_count + given_back
-        if within_reach < blocks or len(self.running) - len(paused) >= self._running_max:
-            return False
-        while self.pool.free_count < blocks or not self._free_slots:
-            self._preempt(paused.pop())
+        pool, victims = self.pool, list[TokenSequence]()
+        while True:
+            # Blocks that others share are not free, nor are those that a transfer may touch.
+            given_back = pool.count_freed(b for other in victims for b in other.block_ids)
+            if pool.free_count + given_back >= blocks and (self._free_slots or victims):
+                break
+            victim = self._victim(sequence.tenant, victims, running)
+            if victim is None:
+                return False
+            victims.append(victim)
+        for victim in victims:
+            self._preempt(victim)
+            running[victim.tenant] -= 1
         return True
+
+    def _victim(
+        self, tenant: str, victims: list[TokenSequence], running: Counter[str]
+    ) -> TokenSequence | None:
+        """Who yields its place to a sequence of `tenant` next, after `victims`; None if none does."""
+        left = running - Counter(each.tenant for each in victims)
+        yielding = (
+            each
+            for each in reversed(self.running)
+            if (each.is_paused or left[each.tenant] >= left[tenant] + 2)
+            and not each.is_pinned
+            and each not in victims
+        )
+        return max(yielding, key=lambda each: (each.is_paused, left[each.tenant]), default=None)
 
     def _missing_blocks(self, sequence: TokenSequence, tokens: int) -> int:
         return block_count_for(tokens, self._block_tokens) - len(sequence.block_ids)
@@ -447,6 +538,7 @@ class Scheduler:
         victim.state = SequenceState.WAITING
         self.waiting.appendleft(victim)
         self.preemptions += 1
+        self._gave_way.add(victim.tenant)
 
     def _take_away(self, sequence: TokenSequence) -> None:
         self.pool.give_back(sequence.block_ids)

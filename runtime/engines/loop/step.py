@@ -104,6 +104,8 @@ class Shaping:
     prompt_tokens: int
     state: Any = None
     """The engine's own."""
+    counts: Any = None
+    """What penalties know of the tokens so far; made again from `token_ids` as `state` is."""
     told: TokenLogprob | None = None
     """Of the token chosen last, where the request asks for log probabilities."""
     prompt_told: list[TokenLogprob] | None = None
@@ -118,23 +120,29 @@ class Shaping:
 
 
 class StepItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """One sequence's share of a step. There is one for every token."""
+    """One sequence's share of a step. There is one for every token.
+
+    Attributes:
+        slot: A small number that no other running sequence has; constant until it is released.
+        token_ids: The tokens to compute in this step, at least one.
+        position: The place in the sequence of the first of `token_ids`, counted from 0. The KV of
+            all earlier positions is in the blocks already, whoever computed it.
+        block_ids: All blocks of the sequence, in order, with room for `token_ids`: position `p` is
+            slot `p % block_tokens` of block `block_ids[p // block_tokens]`.
+        is_sampled: Whether a next token is wanted: true for the last tokens known.
+        sampling: Temperature, seed and what else decides which token is chosen.
+        shaping: Penalties, bias and grammars; None for most: then `sampling` says everything.
+        barred: Tokens that are not to be chosen, unless there is no other.
+    """
 
     slot: int
-    """A small number that no other running sequence has; constant until it is released."""
     token_ids: Sequence[int]
-    """The tokens to compute, at least one."""
     position: int
-    """Of the first of them; the KV of all earlier positions is in the blocks."""
     block_ids: Sequence[int]
-    """All blocks of the sequence in order, room for these tokens included."""
     is_sampled: bool
-    """Whether a next token is wanted: true for the last tokens known."""
     sampling: Sampling
     shaping: Shaping | None = None
-    """None for most: then `sampling` says everything."""
     barred: Sequence[int] = ()
-    """Tokens that are not to be chosen, unless there is no other."""
 
     @property
     def end(self) -> int:

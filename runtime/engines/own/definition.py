@@ -83,6 +83,13 @@ class EngineDefinition:
                 stack.enter_context(opened.stalls.watched())
             yield opened
 
+    @property
+    def is_opened_to_be_known(self) -> bool:
+        """Whether it makes an engine that names its model itself: `name` is that of the function."""
+        factory = self.factory
+        is_own = inspect.isfunction(factory) and not inspect.isasyncgenfunction(factory)
+        return is_own and self.name == factory.__name__
+
     def check(self, arguments: Mapping[str, str]) -> None:
         """Raise `ConfigError` for what `open` would refuse, as far as is seen without opening it."""
         factory, fitted = self.factory, self._fitted(arguments)
@@ -90,10 +97,10 @@ class EngineDefinition:
             self._callable(partial(factory, **fitted))
             return
         self._refuse_an_answer_that_does_not_yield(fitted)
-        # What a class enters may be something else; and an engine of one's own has all three.
-        if inspect.isclass(factory) and not any(
-            hasattr(factory, name) for name in ("__aenter__", "generate")
-        ):
+        # What a class enters may be something else, but not if it has an `answer`, whose `yield` was
+        # forgotten then; and an engine of one's own has all three.
+        enters_another = hasattr(factory, "__aenter__") and not hasattr(factory, "answer")
+        if inspect.isclass(factory) and not (enters_another or hasattr(factory, "generate")):
             self._answering(factory)
 
     async def _enter(

@@ -170,7 +170,7 @@ class AdmissionQueue:
             raise type(why)(f"{why.message}, and nobody came within {self.timeout_s:g} s")
         said = "" if why is None else f": {why.message}"
         raise OverloadedError(
-            f"there was no place within {self.timeout_s:g} s, which is the limit{said}",
+            f"there was no place within http.queue_timeout_s {self.timeout_s:g}{said}",
             bound="queue_timeout",
             value=self.timeout_s,
         )
@@ -258,7 +258,7 @@ class AdmissionQueue:
                 (line[-1] for line in self._parties[greediest].values()),
                 key=lambda each: each.ticket.number,
             )
-            text = f"{self.length_max} may wait, and of those of others fewer do"
+            text = f"http.queue_max {self.length_max} requests wait, fewer of each other party"
             self._end(newest, OverloadedError(text, bound="queue_share", value=self.length_max))
         self._lines.setdefault(ticket.model, _Line(wanted)).length += 1
         waiter = _Waiter(ticket)
@@ -560,9 +560,10 @@ class Admission:
         return limits is not None and isinstance(engine, RoutedEngine) and engine.is_busy(limits)
 
     def _over(self) -> OverloadedError:
-        waiting = f" and {self.queue.length_max} may wait" if self.queue.length_max else ""
+        wait_max = self.queue.length_max
+        waiting = f" and http.queue_max {wait_max} wait" if wait_max else ""
         return OverloadedError(
-            f"{self.requests_max} requests are under way{waiting}, which is the limit",
+            f"http.requests_max {self.requests_max} requests are under way{waiting}",
             bound="requests_max",
             value=self.requests_max,
         )
@@ -594,4 +595,5 @@ def _draining() -> UnavailableError:
 
 
 def _all_busy() -> OverloadedError:
-    return OverloadedError("every worker that could answer is busy", bound="busy")
+    text = "every worker is over http.busy_blocks or http.busy_waiting_tokens"
+    return OverloadedError(text, bound="busy")

@@ -146,6 +146,8 @@ class _ModelWatch:
                 for endpoint, followed in list(self._followed.items()):
                     router = followed.client.router
                     in_use = router.instance_count or router.in_flight or router.seeking_count
+                    # The series that say that an instance is lost must not end with the last one.
+                    in_use = in_use or any(router.gone())
                     if endpoint in named or in_use:
                         followed.unused_at = math.inf
                     elif now - followed.unused_at >= _UNUSED_S:

@@ -35,7 +35,14 @@ from ...events.load import BusyLimits
 from ...protocol.discovery.model_cards import ANYBODY, ModelTable
 from ...protocol.openai.answers import Model, ModelList
 from ...protocol.openai.fields import supported
-from ...protocol.openai.generate import ALIASES_MAX, Delta, Feature, GenerateRequest, ModelCard
+from ...protocol.openai.generate import (
+    ALIASES_MAX,
+    UNSAID,
+    Delta,
+    Feature,
+    GenerateRequest,
+    ModelCard,
+)
 from ...sinks import Sink
 from ...view.overview import MODELS_MAX, ModelView
 from ..metrics import FrontendMetrics
@@ -264,6 +271,7 @@ class ModelManager:
             root=name,
             max_model_len=card.context_tokens_max or UNSET,
             supported_parameters=UNSET if card.passes_through else obeyed,
+            default_parameters=UNSET if card.sampling == UNSAID else card.sampling,
         )
 
     def describe_all(self) -> ModelList:
@@ -363,8 +371,9 @@ class ModelManager:
     def retire_model(self, model: str, away_s: float) -> None:
         """As `remove_model`, of one that may come back: `find` tells of it so long."""
         now = self.env.clock.now()
-        for name in [name for name, (until, _) in self._away.items() if until <= now]:
-            del self._away[name]
+        # The oldest first, and no other is looked at: thousands may go at once.
+        while self._away and next(iter(self._away.values()))[0] <= now:
+            del self._away[next(iter(self._away))]
         self._away[model] = now + away_s, tuple(self._served(model).engines)
         if len(self._away) > MODELS_MAX:
             del self._away[next(iter(self._away))]

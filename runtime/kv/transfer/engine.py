@@ -221,6 +221,11 @@ class EngineTransfers:
         peer = self._peers.setdefault(engine_id, _Engine())
         try:
             async with peer.lock:
+                # Its connections may break before the watch reports why: it ended, and another
+                # process may have its name already.
+                is_broken = peer.routed is not None and not peer.routed.usable
+                if is_broken and await self._has_successor(engine_id, peer.incarnation):
+                    await self.forget(peer.incarnation)
                 for _ in range(_CONNECTS_MAX):
                     if peer.routed is None:
                         peer.routed = await self._connected(engine_id, peer)
@@ -231,6 +236,13 @@ class EngineTransfers:
             # Whoever has the lock now goes on with this entry.
             if peer.routed is None and not peer.lock.locked():
                 self._peers.pop(engine_id, None)
+
+    async def _has_successor(self, engine_id: str, incarnation: str) -> bool:
+        """Whether the store names another incarnation; False if it names none or cannot be asked."""
+        self.store.drop(engine_id)
+        with suppress(TrinamoError):
+            return (await self.store.get(engine_id)).agent_name != incarnation
+        return False
 
     async def _connected(self, engine_id: str, peer: _Engine) -> RoutedPeer | None:
         """One connection; None if the peer ended meanwhile, so there is news to read."""

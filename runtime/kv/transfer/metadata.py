@@ -23,7 +23,7 @@ import trio
 from ...errors import MetadataNotFoundError, RemoteProtocolError, RequestError
 from ...planes import ControlPlane, Delete, Entry, Put, Resync, Snapshot
 from ...protocol.transfer.description import decode_description, decode_descriptions
-from ...protocol.undecodable import UNDECODABLE, UNSIGNED_REMEDY, Unsigned
+from ...protocol.undecodable import UNDECODABLE, UNSIGNED_REMEDY, Unsigned, decoding_fault
 from .routes import RoutedMemory
 
 NIXL_METADATA_KEY: Final = "nixl_metadata"
@@ -166,7 +166,9 @@ class NixlMetadataStore:
         try:
             found = msgspec.msgpack.decode(value, type=NixlMetadata)
         except UNDECODABLE as error:
-            raise RemoteProtocolError(f"metadata of {engine_id} is none: {error}") from error
+            raise RemoteProtocolError(
+                f"metadata of {engine_id} is none: {decoding_fault(error)}"
+            ) from error
         if found.engine_id != engine_id:
             raise RemoteProtocolError(f"metadata of {found.engine_id} is stored as {engine_id}")
         for name, offer in found.memory_descriptors.items():

@@ -184,7 +184,10 @@ class TransferMetrics:
         self._failure_ratio.tally(backend).value = recent.failure_ratio
 
     def fell_back(self, failed: str, to: str) -> None:
-        """A transfer goes on over `to`, because `failed` could not."""
+        """A transfer goes on over `to`, because `failed` could not; the same means a new connection."""
+        if failed == to:
+            self._note("kv.reconnect", backend=to)
+            return
         self._fallbacks.tally(failed, to).value += 1
         self.fallback_count += 1
         self._note("kv.fallback", failed=failed, backend=to)

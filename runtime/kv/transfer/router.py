@@ -96,27 +96,31 @@ async def reached(route: Route, job: RemainingMove, stall_s: float) -> RemoteMem
 
 
 async def progressing(
-    transfer: Transfer, backend: str, job: RemainingMove, stall_s: float
+    transfer: Transfer, route: Route, job: RemainingMove, stall_s: float
 ) -> TransferReport:
     """The report; `StalledError` if no block was newly confirmed for about `stall_s` seconds.
 
     What still moves must not be given up for its size: a fallback is for backends that hang. Where
-    there is none, one that hangs is given up only when the caller's time is up.
+    there is none, the attempt ends before the caller's time is up only if its connection brought
+    nothing either, and was closed: the next attempt has a new one. Another transfer may have found
+    that out, whose `StalledError` then ends this attempt too.
     """
     confirmed, since = transfer.confirmed_count, trio.current_time()
     while (now := trio.current_time()) < job.ends_at:
-        if job.has_other and now - since >= stall_s:
+        if now - since >= stall_s and (route.hang_up(stall_s) or job.has_other):
             break
         with trio.move_on_at(min(job.ends_at, now + stall_s / _LOOKS)):
             try:
                 return await transfer.wait()
+            except StalledError:
+                raise
             except DeadlineError:
                 break  # The plane's own timer, at the same time as ours.
         if transfer.confirmed_count > confirmed:
             confirmed, since = transfer.confirmed_count, trio.current_time()
     left = len(job.here) - job.done - transfer.confirmed_count
     if trio.current_time() - since >= stall_s:
-        raise StalledError(f"{backend} confirmed no block for {stall_s:g} s; {left} are left")
+        raise StalledError(f"{route.backend} confirmed no block for {stall_s:g} s; {left} are left")
     raise DeadlineError(f"{left} blocks were not moved in time")
 
 
@@ -314,18 +318,19 @@ class TransferRouter:
         check_compatible(memory.description, peer.description)
         check_blocks(job.here, memory.description.block_count, whose="local", blocks_max=None)
         reports: list[TransferReport] = []
-        error: TrinamoError | None = None
         failed: str | None = None
         routes = peer.in_order(memory)
+        error: TrinamoError | None
+        error = None if routes else ConnectError("no backend reaches the peer")
         for number, route in enumerate(routes):
             if trio.current_time() >= ends_at:
                 break
             if failed is not None:
                 self._metrics.fell_back(failed, route.backend)
-                _log.warning(
-                    "the transfer falls back from %s to %s at block %d of %d: %s",
-                    *(failed, route.backend, job.done, len(job.here), error),
-                )
+                again = failed == route.backend
+                way = "connects again by" if again else f"falls back from {failed} to"
+                text = "the transfer %s %s at block %d of %d: %s"
+                _log.warning(text, way, route.backend, job.done, len(job.here), error)
             job.has_other = any(other.is_usable for other in routes[number + 1 :])
             try:
                 # All that is left over this backend, be it the notification alone.
@@ -343,8 +348,10 @@ class TransferRouter:
                 self._tell(route)
                 if job.is_stuck:
                     raise
-        if error is None and not routes:
-            error = ConnectError("no backend reaches the peer")
+                if isinstance(found, StalledError) and not job.has_other:
+                    # The same backend again, over a new connection: the old one was closed. This
+                    # cannot go round quickly, for an attempt that stalls takes `attempt_timeout_s`.
+                    routes.insert(number + 1, route)
         raise error or DeadlineError(f"nothing was moved within {deadline_s:g} s")
 
     def statistics(self) -> TransferStatistics:
@@ -396,7 +403,7 @@ class TransferRouter:
         self._metrics.started(backend)
         outcome = "cancelled"
         try:
-            report = await progressing(transfer, backend, job, self._section.attempt_timeout_s)
+            report = await progressing(transfer, route, job, self._section.attempt_timeout_s)
             outcome = ""
             job.done += len(here)
         except TrinamoError as error:

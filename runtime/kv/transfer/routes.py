@@ -108,6 +108,10 @@ class Route:
         self.is_usable = False
         self.error = error
 
+    def hang_up(self, silent_s: float) -> bool:
+        """Close the connection if it brought nothing for `silent_s`; whether it was closed."""
+        return self.plane.mover.hang_up(self.incarnation, silent_s)
+
     async def probe(self) -> None:
         """Connect if need be and ask for a sign of life; usable after that, else it raises."""
         await self.plane.probe(await self.connected())

@@ -145,6 +145,7 @@ class DirectUpstreams:
                 in_flight=0,
                 incarnation=0,
                 engine="openai",
+                transports={"http": watched.upstream.place},
             )
             for watched in away
             if not watched.offered

@@ -25,7 +25,7 @@ from ...disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from ...disaggregation.prefill_first import KeptPrefills, PrefillFirst
 from ...engines import GenerationEngine
 from ...engines.handoff import HandsOver
-from ...errors import ConfigError
+from ...errors import ConfigError, RequestError
 from ...kv.transfer.engine import EngineTransfers
 from ...planes import CountsEvents
 from ...protocol.disaggregation.messages import (
@@ -36,6 +36,7 @@ from ...protocol.disaggregation.messages import (
     decode_job,
 )
 from ...protocol.discovery.instances import Instance
+from ...protocol.openai.generate import ONLY_TEXT, GenerateRequest
 from ...queues.consumer import ConsumerLimits
 from ..runtime import Runtime
 from ..settings import PREFILL_TOKENS_LOCAL_MAX, QUEUE_DEPTH_MAX
@@ -57,11 +58,32 @@ def check_role(config: Config, engines: Sequence[GenerationEngine]) -> None:
     (engine,) = engines
     # Two protocols at once are more than mypy can tell apart.
     host: object = engine
-    if not isinstance(host, HandsOver) or host.kv is None:
+    kv = host.kv if isinstance(host, HandsOver) else None
+    if kv is None:
         raise ConfigError(
             f"worker.role is {role}, and the engine {engine.info.engine} keeps no KV that can leave"
-            " it; choose --engine exact, mocker or llamacpp, or role aggregated"
+            " it. Choose --engine exact, mocker or llamacpp, or role aggregated; a StepEngine of"
+            " your own needs a property `memory`, such as that of trinamo.kv_cache(…)"
         )
+    # All engines that leave it empty would pair with one another, and read each other's bytes.
+    if not kv.fingerprint:
+        raise ConfigError(
+            f"worker.role is {role}, and EngineInfo.kv_fingerprint of the engine"
+            f" {engine.info.engine} is empty, so no other worker can tell whether its KV fits. Set it"
+            " to a text that changes with the weights, the layout of the KV and its data type, or"
+            " choose role aggregated"
+        )
+    assert isinstance(host, HandsOver)
+    try:
+        host.examine(GenerateRequest(model=engine.info.model, token_ids=[1]))
+    except RequestError as error:
+        # Any other refusal is of this token; this one means that only texts are encoded.
+        if error.message == ONLY_TEXT:
+            raise ConfigError(
+                f"worker.role is {role}, and `encode` of the engine {engine.info.engine} takes no"
+                " token ids, which are all that a prefill worker is sent. Let it return"
+                " request.token_ids where there are any, or choose role aggregated"
+            ) from None
     if not config.data_plane.transfer.enabled:
         raise ConfigError(
             f"worker.role is {role}, and data_plane.transfer.enabled is false: no block could be"

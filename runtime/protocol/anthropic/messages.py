@@ -2,7 +2,7 @@
 
 A message is the answer to a chat: the blocks of its turns become the turns that
 `/v1/chat/completions` would have, and everything behind sees the same `GenerateRequest`. Images,
-documents and tools that a server runs itself are refused by name; what an earlier answer thought is
+documents are refused by name, tools that a server runs itself are left out; what an earlier answer thought is
 passed over, and where a cache should end is a label. As with OpenAI's requests, long parts stay
 undecoded until the model is known. Answers: `answers.py`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -19,21 +19,18 @@ from msgspec import Raw
 from ...errors import RequestError
 from ..openai.generate import (
     SCHEMA_CHARS_MAX,
+    TOOLS_CHARS_MAX,
     ChatMessage,
     Positive,
+    Role,
     SamplingDefaults,
     Task,
     Temperature,
     TopK,
     TopP,
 )
-from ..openai.requests import (
-    SAMPLED,
-    BodyRequest,
-    drawn,
-    fitting_turns,
-    stop_strings,
-)
+from ..openai.messages import absent_content, fitting_turns
+from ..openai.requests import SAMPLED, BodyRequest, drawn, stop_strings
 from ..openai.shaping import (
     ABSENT,
     FlatTool,
@@ -49,6 +46,7 @@ from ..openai.shaping import (
     is_absent,
     json_text,
     nested_tools,
+    object_text,
     tools_text,
 )
 
@@ -63,14 +61,14 @@ class _Block(msgspec.Struct, frozen=True):
     text: str | None = None
     id: str = ""
     name: str = ""
-    input: dict[str, Any] = {}
+    input: Raw = ABSENT
     tool_use_id: str = ""
     content: str | list[_Block] | None = None
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: str | list[_Block]
+    content: str | list[_Block] | None = None
 
 
 class _Tool(FlatTool, frozen=True, kw_only=True):
@@ -99,14 +97,16 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
     tool_choice: Raw = ABSENT
 
     kept: ClassVar[tuple[str, ...]] = ("messages", "system", "tools")
+    tool_types: ClassVar[tuple[str | None, ...]] = (None, "custom")
     names: ClassVar[Mapping[str, str]] = {
         "response_format": "output_config.format",
         "continue_final_message": "messages",
+        "messages": "messages",
     }
 
     def asked(self, context_tokens_max: int, sampling: SamplingDefaults) -> dict[str, Any]:  # noqa: ARG002 -- as `BodyRequest` has it
         tools, names = tools_text(
-            nested_tools(_tools_decoder, self.tools, (None, "custom"), "tools of your own are")
+            nested_tools(_tools_decoder, self.tools, self.tool_types, "tools of your own are")
         )
         choice = None
         if not is_absent(self.tool_choice):
@@ -117,7 +117,7 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
             system = decode_json(_system_decoder, self.system, "system")
             first = [ChatMessage("system", _text_of(system, "system"))]
         turns = fitting_turns(
-            chain(first, _turns_of(messages)),
+            chain(first, (turn for _, turn in _turns_of(messages))),
             len(messages),
             context_tokens_max,
             "messages",
@@ -130,6 +130,11 @@ class _Turned(BodyRequest, frozen=True, kw_only=True):
             "tool_choice": _chosen(choice, names),
             "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         }
+
+    def turn_places(self) -> list[str]:
+        first = [] if is_absent(self.system) else ["system"]
+        messages = decode_json(_messages_decoder, self.messages, "messages")
+        return [*first, *(place for place, _ in _turns_of(messages))]
 
 
 class MessagesRequest(_Turned, frozen=True, kw_only=True):
@@ -173,7 +178,11 @@ class CountTokensRequest(_Turned, frozen=True, kw_only=True):
 # --- the turns -------------------------------------------------------------------------------
 
 
-def _turns_of(messages: Iterable[_Message]) -> Iterator[ChatMessage]:
+_Placed: TypeAlias = tuple[str, ChatMessage]
+"""A turn, and where in the body it is."""
+
+
+def _turns_of(messages: Iterable[_Message]) -> Iterator[_Placed]:
     """A turn for each message, and before it one for each result of a tool that it brings."""
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -183,56 +192,74 @@ def _turns_of(messages: Iterable[_Message]) -> Iterator[ChatMessage]:
                 " and 'system' beside 'messages'",
                 param=f"{where}.role",
             )
-        if isinstance(message.content, str):
-            yield ChatMessage("user" if message.role == "user" else "assistant", message.content)
-        elif message.role == "user":
-            yield from _user_turns(message.content, f"{where}.content")
+        role: Role = "user" if message.role == "user" else "assistant"
+        content = message.content
+        if content is None:
+            content = absent_content(role, f"{where}.content")
+        if isinstance(content, str):
+            yield where, ChatMessage(role, content)
+        elif role == "user":
+            yield from _user_turns(content, where)
         else:
-            yield _assistant_turn(message.content, f"{where}.content")
+            yield where, _assistant_turn(content, f"{where}.content")
 
 
-def _user_turns(blocks: list[_Block], where: str) -> Iterator[ChatMessage]:
-    texts: list[_Block] = []
+_Numbered: TypeAlias = list[tuple[int, _Block]]
+
+
+def _user_turns(blocks: list[_Block], message: str) -> Iterator[_Placed]:
+    where = f"{message}.content"
+    texts: _Numbered = []
     for index, block in enumerate(blocks):
         if block.type != "tool_result":
-            texts.append(block)
+            texts.append((index, block))
             continue
         if texts:
-            yield ChatMessage("user", _text_of(texts, where))
+            yield message, ChatMessage("user", _text_in(texts, where))
             texts = []
+        place = f"{where}[{index}]"
+        if not block.tool_use_id:
+            raise RequestError(f"'{place}.tool_use_id' is missing", param=f"{place}.tool_use_id")
         result = "" if block.content is None else block.content
-        text = _text_of(result, f"{where}[{index}].content")
-        yield ChatMessage("tool", text, tool_call_id=block.tool_use_id)
+        text = _text_of(result, f"{place}.content")
+        yield place, ChatMessage("tool", text, tool_call_id=block.tool_use_id)
     if texts or not blocks:
-        yield ChatMessage("user", _text_of(texts, where))
+        yield message, ChatMessage("user", _text_in(texts, where))
 
 
 def _assistant_turn(blocks: list[_Block], where: str) -> ChatMessage:
-    texts: list[_Block] = []
+    texts: _Numbered = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         if block.type == "tool_use":
             check_name(block.name, f"{where}[{index}].name")
-            called = {"name": block.name, "arguments": _encode(block.input).decode()}
+            arguments = object_text(block.input, f"{where}[{index}].input", TOOLS_CHARS_MAX)
+            called = {"name": block.name, "arguments": arguments or "{}"}
             calls.append({"function": called, "id": block.id, "type": "function"})
         else:
-            texts.append(block)
-    return ChatMessage("assistant", _text_of(texts, where), calls_text(Raw(_encode(calls)), where))
+            texts.append((index, block))
+    return ChatMessage("assistant", _text_in(texts, where), calls_text(Raw(_encode(calls)), where))
 
 
 def _text_of(content: str | list[_Block], where: str) -> str:
-    if isinstance(content, str):
-        return content
+    return content if isinstance(content, str) else _text_in([*enumerate(content)], where)
+
+
+def _text_in(blocks: _Numbered, where: str) -> str:
+    """The text of blocks, each of which is in `where` at its number."""
     texts = []
-    for block in content:
+    for index, block in blocks:
         if block.type in _PASSED_OVER:
             continue
-        if block.type != "text" or block.text is None:
+        place = f"{where}[{index}]"
+        if block.type != "text":
             raise RequestError(
-                f"a block of type {block.type[:40]!r} is not supported in '{where}'; use text,"
+                f"a block of type {block.type[:40]!r} is not supported in '{place}'; use text,"
                 " tool_use of an assistant or tool_result of a user",
-                param=where,
+                param=f"{place}.type",
             )
+        if block.text is None:
+            raise RequestError(f"'{place}.text' is missing", param=f"{place}.text")
         texts.append(block.text)
     return "".join(texts)
 

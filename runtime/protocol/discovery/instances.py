@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
-from ..undecodable import decoded
+from ..undecodable import decoded, quoted
 from ..versions import check_versions, encode_entry
 
 INSTANCE_PREFIX: Final = "instances/"
@@ -44,7 +44,7 @@ class EndpointName:
         for part in (self.namespace, self.component, self.endpoint):
             if not _NAME.fullmatch(part):
                 raise RequestError(
-                    f"{part!r} is not a name: lower-case letters, digits, '.', '_' and '-', "
+                    f"{quoted(part)!r} is not a name: lower-case letters, digits, '.', '_' and '-', "
                     "at most 63, starting with a letter or digit"
                 )
 
@@ -53,7 +53,7 @@ class EndpointName:
         """The name in `namespace/component/endpoint`; `RequestError` for anything else."""
         parts = text.split("/")
         if len(parts) != 3:
-            raise RequestError(f"{text!r} is not namespace/component/endpoint")
+            raise RequestError(f"{quoted(text)!r} is not namespace/component/endpoint")
         return cls(*parts)
 
     def __str__(self) -> str:
@@ -146,6 +146,8 @@ class FrontendEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Where it answers the API; several share it if they share a port."""
     status: str
     """Where it alone answers `/health` and `/metrics`."""
+    host: str = ""
+    """The name of its machine, for people; nobody connects to it."""
 
 
 encode_frontend: Final = encode_entry

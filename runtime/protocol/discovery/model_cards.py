@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import RemoteProtocolError, RequestError
 from ..openai.generate import ModelCard
-from ..undecodable import check_signed, decoded
+from ..undecodable import check_signed, decoded, quoted
 from ..versions import check_versions, encode_entry
 from .instances import EndpointName, is_instance_id
 
@@ -71,7 +71,7 @@ def decode_card(key: str, value: bytes) -> ModelCard:
         name = key.removeprefix(_CHAT_PREFIX)
         if card.name in (name, unquote(name)):
             return msgspec.structs.replace(card, completions=False)
-    raise RemoteProtocolError(f"{key}: holds the card of {card.name!r}")
+    raise RemoteProtocolError(f"{key}: holds the card of {quoted(card.name)!r}")
 
 
 def _names_instance(key: str, card: ModelCard) -> bool:

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE, decoded
+from ..undecodable import UNDECODABLE, decoded, decoding_fault
 from .names import HASH_BYTES, joined_keys
 
 BATCH_EVENTS_MAX: Final = 256
@@ -76,7 +76,7 @@ def decode_keys(payload: bytes) -> list[tuple[type[KvEvent], tuple[int, ...]]]:
     try:
         batch = [(_KINDS[word], joined_keys(joined)) for word, joined in _decode(payload)]
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not a batch of KV events: {error}") from error
+        raise RemoteProtocolError(f"not a batch of KV events: {decoding_fault(error)}") from error
     if sum(len(keys) for _, keys in batch) > BATCH_HASHES_MAX:
         raise RemoteProtocolError(f"a batch with more than {BATCH_HASHES_MAX} block hashes")
     if any((kind is Cleared) == bool(keys) for kind, keys in batch):

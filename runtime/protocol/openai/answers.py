@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Protocol, Self
 import msgspec
 
 from ...errors import LocalProtocolError
-from .generate import Delta, TokenLogprob
+from .generate import Delta, SamplingDefaults, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 
@@ -183,6 +183,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of its context, as vLLM calls it; not there where nobody tells it."""
     supported_parameters: list[str] | msgspec.UnsetType = msgspec.UNSET
     """What its requests may have (`fields.py`); not there where they go unread to another server."""
+    default_parameters: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET
+    """What requests have where they leave it out; not there where the model has none of its own."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

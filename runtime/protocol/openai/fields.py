@@ -110,6 +110,22 @@ def _labels(of: str, *names: str) -> dict[str, Field]:
 _ONE: Final = (1, 1.0)
 _TRUE: Final = (True,)
 
+STEERING: Final[Mapping[str, Field]] = {
+    name: _refused("only the deployment directs an engine's transfers", of, ())
+    for of, names in (
+        (VLLM, ("kv_transfer_params", "ec_transfer_params")),
+        (SGLANG, ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key")),
+        (SGLANG, ("disagg_prefill_dp_rank",)),
+        ("TensorRT-LLM", ("disaggregated_params",)),
+    )
+    for name in names
+}
+"""Fields by which a request directs an engine to fetch or send KV. The address in them is dialed.
+
+They are refused on all endpoints, also for models that pass requests through: a client that names
+an address would otherwise reach whatever the engine can reach, and half a set of them ends a vLLM.
+"""
+
 # fmt: off
 _SHARED: Final[dict[str, Field]] = {
     "model": _obeyed("A name of `/v1/models`; the oldest model if it is left out."),
@@ -118,15 +134,22 @@ _SHARED: Final[dict[str, Field]] = {
     "top_p": _obeyed("Above 0, at most 1."),
     "top_k": _obeyed("-1 and 0 are all tokens.", VLLM),
     "min_p": _obeyed("From 0 to 1.", VLLM),
-    "seed": _obeyed("The same seed gives the same tokens."),
+    "seed": _obeyed(
+        "The same seed gives the same tokens: of `exact` always; of `llamacpp` with `cache_prompt`"
+        " false, while no other request is computed beside it, since its sums differ in the last"
+        " digit by how many tokens one step computes."
+    ),
     "presence_penalty": _obeyed("From -2 to 2, of the answer so far."),
     "frequency_penalty": _obeyed("From -2 to 2, of the answer so far."),
     "repetition_penalty": _obeyed("Above 0, at most 2, of the prompt too.", VLLM),
     "logit_bias": _obeyed("At most 1024 tokens, from -100 to 100.", type=dict[str, float]),
-    "stop": _obeyed("At most 32 strings of 4096 characters.", type=str | list[str]),
+    "stop": _obeyed("At most 32 strings, of 4096 characters together.", type=str | list[str]),
     "stop_token_ids": _obeyed("At most 128 tokens that end the answer.", VLLM, type=list[int]),
     "ignore_eos": _obeyed("The model's end tokens do not end the answer.", VLLM),
     "min_tokens": _obeyed("No end token before so many tokens.", VLLM),
+    "cache_prompt": _obeyed(
+        "false: the prompt is computed whole, and not from behind what it has in common with earlier"
+        " ones. See `seed`.", LLAMACPP),
     "return_token_ids": _obeyed("The answer tells the ids of its tokens, and of the prompt's.", VLLM),
     "stream": _obeyed("Whether the answer comes as events."),
     "stream_options": _obeyed("`include_usage`: the stream ends with the usage."),
@@ -164,7 +187,6 @@ _SHARED: Final[dict[str, Field]] = {
     "spaces_between_special_tokens": _refused("", VLLM, _TRUE),
     "truncate_prompt_tokens": _refused("shorten the prompt", VLLM, (-1,)),
     "thinking_token_budget": _refused("use max_tokens", VLLM),
-    "kv_transfer_params": _refused("", VLLM),
     "cache_salt": _refused("give each client a key of its own", VLLM),
     "vllm_xargs": _refused("", VLLM),
     "lora_path": _refused("name the model", SGLANG),
@@ -180,12 +202,13 @@ _SHARED: Final[dict[str, Field]] = {
     "dynatemp_range": _refused("use temperature", LLAMACPP),
     "lora": _refused("name the model", LLAMACPP),
     "options": _refused("send what it holds as fields of its own", OLLAMA),
+    **STEERING,
     **_labels(OPENAI, "user", "store", "metadata", "service_tier", "safety_identifier",
               "prompt_cache_key", "prompt_cache_retention"),
     **_labels(VLLM, "priority", "request_id", "guided_decoding_backend", "include_reasoning"),
     **_labels(SGLANG, "rid", "separate_reasoning", "stream_reasoning"),
     # What belongs to samplers that are refused above does nothing without them.
-    **_labels(LLAMACPP, "cache_prompt", "id_slot", "timings_per_token", "mirostat_tau",
+    **_labels(LLAMACPP, "id_slot", "timings_per_token", "mirostat_tau",
               "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
               "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent"),
     **_labels(OLLAMA, "keep_alive"),
@@ -264,6 +287,7 @@ RESPONSES_FIELDS: Final[Mapping[str, Field]] = {
     "n": _refused("send several requests", harmless=_ONE),
     **{name: _refused("use text.format", field.of) for name, field in _SHARED.items()
        if field.is_form and name != "response_format"},
+    **STEERING,
     **_labels(OPENAI, "store", "reasoning", "truncation", "max_tool_calls", "stream_options", "user",
               "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
               "prompt_cache_options"),
@@ -277,6 +301,7 @@ COUNT_FIELDS: Final[Mapping[str, Field]] = {
     "tool_choice": _obeyed("`auto`, `any`, `tool` or `none`.", ANTHROPIC, sets=("tools",), type=dict[str, Any]),
     "mcp_servers": _refused("use tools", ANTHROPIC),
     "container": _refused("", ANTHROPIC),
+    **STEERING,
     **_labels(ANTHROPIC, "cache_control", "thinking", "context_management"),
 }
 
@@ -286,7 +311,7 @@ MESSAGES_FIELDS: Final[Mapping[str, Field]] = {
     "temperature": _obeyed("From 0, which is greedy, to 2.", ANTHROPIC),
     "top_p": _obeyed("Above 0, at most 1.", ANTHROPIC),
     "top_k": _obeyed("0 is all tokens.", ANTHROPIC),
-    "stop_sequences": _obeyed("At most 32 strings of 4096 characters.", ANTHROPIC, sets=("stop",), type=list[str]),
+    "stop_sequences": _obeyed("At most 32 strings, of 4096 characters together.", ANTHROPIC, sets=("stop",), type=list[str]),
     "stream": _obeyed("Whether the answer comes as events.", ANTHROPIC),
     "output_config": _obeyed("`format`: `json_schema`.", ANTHROPIC, sets=("json_schema",), type=dict[str, Any]),
     "output_format": _obeyed("As `output_config.format`.", ANTHROPIC, sets=("json_schema",), type=dict[str, Any]),
@@ -303,6 +328,7 @@ EMBEDDINGS_FIELDS: Final[Mapping[str, Field]] = {
     "dimensions": _refused("all are given"),
     "truncate_prompt_tokens": _SHARED["truncate_prompt_tokens"],
     "add_special_tokens": COMPLETION_FIELDS["add_special_tokens"],
+    **STEERING,
     **_labels(OPENAI, "user"),
 }
 
@@ -317,11 +343,13 @@ TOKENIZE_FIELDS: Final[Mapping[str, Field]] = {
     "return_token_strs": _refused("ask /detokenize", VLLM),
     "chat_template": CHAT_FIELDS["chat_template"],
     "chat_template_kwargs": _refused("", VLLM),
+    **STEERING,
 }
 
 DETOKENIZE_FIELDS: Final[Mapping[str, Field]] = {
     "model": _SHARED["model"],
     "tokens": _obeyed("Ids.", VLLM, type=list[int]),
+    **STEERING,
 }
 
 ENDPOINTS: Final[Mapping[str, Mapping[str, Field]]] = {
@@ -334,7 +362,8 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, Field]]] = {
     "/tokenize": TOKENIZE_FIELDS,
     "/detokenize": DETOKENIZE_FIELDS,
 }
-"""The fields of each endpoint, by its path. To models that pass requests through all go unread."""
+"""The fields of each endpoint, by its path. To models that pass requests through all but `STEERING` go
+unread."""
 # fmt: on
 
 FORMS: Final = tuple(name for name, field in _SHARED.items() if field.is_form)

@@ -29,7 +29,8 @@ from .shaping import (
 )
 
 _MORE_BYTES: Final = 256
-_RULE_OF_BNF: Final = re.compile(r"^\s*<?[\w-]+>?\s*::=", re.MULTILINE)
+_RULE_OF_BNF: Final = re.compile(r"^[ \t]*<?[\w-]+>?[ \t]*::=", re.MULTILINE)
+"""Of one line: blanks that run over line ends would be read again from each of them."""
 
 
 _MEMBERS: Final = {
@@ -78,6 +79,7 @@ def _read(name: str, raw: Raw) -> dict[str, Any]:
     if name != "structured_outputs":
         (kind,) = CHAT_FIELDS[name].sets
         return {kind: _READERS[kind](raw, name)}
+    check_length(raw, name, SCHEMA_CHARS_MAX, "characters", 2 * _MORE_BYTES)
     asked = decode_json(_structured_decoder, raw, name)
     for member in _REFUSED:
         refuse(getattr(asked, member), f"{name}.{member}")

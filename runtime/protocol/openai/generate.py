@@ -26,7 +26,7 @@ ALIASES_MAX: Final = 32
 """Of one worker for one model."""
 STOP_STRINGS_MAX: Final = 32
 STOP_CHARS_MAX: Final = 4096
-"""Of one stop string; the text that can be held back is as long."""
+"""Of all stop strings of a request; the text that can be held back is as long."""
 TOKEN_CHARS_MAX: Final = 256
 """No token stands for more characters: the longest of known vocabularies are 128 spaces. So a text
 of more characters than a context has room for is refused before anybody makes tokens of it."""
@@ -216,6 +216,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     tenant: Annotated[str, msgspec.Meta(max_length=TENANT_CHARS_MAX)] = ""
     """Whose request it is (`http/admission/keys.py`): nothing that is computed for one may show to
     another. Empty where clients have no keys, and all are one."""
+    cache_prompt: bool = True
+    """Whether it may begin behind what was computed for others; false: its prompt is computed whole."""
 
     def __post_init__(self) -> None:
         if self.body:
@@ -224,6 +226,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             raise RequestError(
                 "'max_tokens' must be >= 1 where no log probabilities of the prompt are asked for",
                 param="max_tokens",
+            )
+        if self.stop and sum(map(len, self.stop)) > STOP_CHARS_MAX:
+            raise RequestError(
+                f"the strings of 'stop' may have {STOP_CHARS_MAX} characters together", param="stop"
             )
         given = [x for x in (self.messages, self.prompt, self.token_ids) if x is not None]
         if len(given) != 1:
@@ -256,7 +262,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             return self.messages
         if self.prompt is None:
             raise RequestError(
-                "this model has no vocabulary; send messages or a prompt, no token ids",
+                ONLY_TEXT,
                 param="token_ids",
             )
         return [ChatMessage("user", self.prompt)]
@@ -272,6 +278,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return next(asked, turns[-1].content if turns else "")
 
 
+ONLY_TEXT: Final = "this model has no vocabulary; send messages or a prompt, no token ids"
 ASKING: Final[tuple[tuple[str, Any, Feature, str], ...]] = (
     ("logprobs", None, Feature.LOGPROBS, "logprobs"),
     ("presence_penalty", 0, Feature.PENALTIES, "presence_penalty"),
@@ -390,8 +397,7 @@ def bounded_request_type(context_tokens_max: int) -> type[GenerateRequest]:
 
 def payload_bytes_max_for(context_tokens_max: int) -> int:
     """How long an encoded `GenerateRequest` that such a model can take is at most."""
-    stops = STOP_STRINGS_MAX * STOP_CHARS_MAX
-    text_bytes = (context_tokens_max * TOKEN_CHARS_MAX + stops) * _UTF8_BYTES_MAX
+    text_bytes = (context_tokens_max * TOKEN_CHARS_MAX + STOP_CHARS_MAX) * _UTF8_BYTES_MAX
     tokens_bytes = context_tokens_max * _TOKEN_ID_BYTES_MAX
     return text_bytes + tokens_bytes + _SHAPE_BYTES_MAX + _OTHER_FIELDS_BYTES
 
@@ -449,6 +455,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    max_tokens: Positive | None = None
+    """Of chats and responses; a completion has OpenAI's own default."""
 
 
 UNSAID: Final = SamplingDefaults()

@@ -15,20 +15,38 @@ from typing_extensions import Buffer
 
 from ...errors import RequestError
 from ..undecodable import UNDECODABLE
-from .fields import FORMS
+from .fields import FORMS, STEERING
 from .generate import GenerateRequest, PassedRequest
-from .shaping import ABSENT, decode_json
+from .shaping import ABSENT, decode_json, is_absent
 
 _FORMS: Final = tuple(name for name in FORMS if name != "response_format")
+COMMENT: Final = b": ping\n\n"
+"""The comment of an event stream, which says nothing: as the `raw` of a delta it is no part of the answer."""
 _CHOICES_MAX: Final = 4096
 """Of more, as of what is no number, only the upstream can tell; and no message takes any integer."""
+_ADDRESS_IN_ID: Final = "_addr_"
+"""vLLM's P2pNcclConnector dials what follows `___prefill_addr_` or `___decode_addr_` in an id."""
 _SPENT: Final = {"index": 0, "delta": {}, "finish_reason": "length"}
 
 
 class _Passed(msgspec.Struct, frozen=True):
     model: str | None = None
     stream: bool | None = None
-    n: Any = None
+    n: Raw = ABSENT
+    request_id: Raw = ABSENT
+
+
+# Each may be null only. The type refuses it wherever it stands, so a second member of the same name
+# does not hide the first from us and show it to an engine.
+_nulls: Final = [(name, None, None) for name in STEERING]
+_Arguments: Any = msgspec.defstruct("Arguments", _nulls, frozen=True)
+_Unsteered: Any = msgspec.defstruct(
+    "Unsteered",
+    # vLLM hands on what these hold beside its own parameters.
+    [*_nulls, ("vllm_xargs", _Arguments | None, None)],
+    bases=(_Passed,),
+    frozen=True,
+)
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -58,9 +76,13 @@ class _Prompt(msgspec.Struct, frozen=True):
     input: Raw = ABSENT
 
 
-_passed_decoder = msgspec.json.Decoder(_Passed)
+_passed_decoder: msgspec.json.Decoder[_Passed] = msgspec.json.Decoder(_Unsteered)
+_text_decoder = msgspec.json.Decoder(str)
 _prompt_decoder = msgspec.json.Decoder(_Prompt)
-_chat_decoder = msgspec.json.Decoder(_Chat)
+_Formed: Any = msgspec.defstruct(
+    "Formed", [(name, Raw, ABSENT) for name in _FORMS], bases=(_Chat,), frozen=True
+)
+_chat_decoder: msgspec.json.Decoder[_Chat] = msgspec.json.Decoder(_Formed)
 _members_decoder = msgspec.json.Decoder(dict[str, Raw])
 _turns_decoder = msgspec.json.Decoder(list[Raw])
 _usage_decoder: msgspec.json.Decoder[dict[str, Any] | None]
@@ -70,11 +92,40 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_passed(body: Buffer) -> PassedRequest:
-    """What is read of `body`; `RequestError` if it is no JSON object, or names no model by text."""
-    found = decode_json(_passed_decoder, body)
-    n = 1 if found.n is None else found.n
-    is_known = type(n) is int and 0 < n <= _CHOICES_MAX
-    return PassedRequest(found.model, found.stream, n if is_known else 0)
+    """Decode the few members of `body` that matter to a model that passes it through.
+
+    Raises `RequestError` if it is no JSON object, names no model by text, or directs an engine's
+    transfers (`fields.STEERING`).
+    """
+    try:
+        found = decode_json(_passed_decoder, body)
+    except RequestError as error:
+        steering = STEERING.get((error.param or "").rpartition(".")[2])
+        if steering is None:
+            raise
+        raise RequestError(
+            f"'{error.param}' is not supported by this server; {steering.about}", param=error.param
+        ) from None
+    is_text = bytes(memoryview(found.request_id)[:1]) == b'"'
+    if is_text and _ADDRESS_IN_ID in decode_json(_text_decoder, found.request_id, "request_id"):
+        raise RequestError(
+            f"'request_id' holds '{_ADDRESS_IN_ID}', by which engines find each other",
+            param="request_id",
+        )
+    return PassedRequest(found.model, found.stream, _choices_of(found.n))
+
+
+def _choices_of(n: Raw) -> int:
+    """The number of choices that `n` asks for; 0 if only the upstream can tell."""
+    if is_absent(n):
+        return 1
+    digits = bytes(n) if len(n) <= len(str(_CHOICES_MAX)) else b""
+    return int(digits) if digits.isdigit() and int(digits) <= _CHOICES_MAX else 0
+
+
+def harmless_id(request_id: str) -> str:
+    """The id under which an upstream gets a request: it holds no address that an engine dials."""
+    return request_id.replace(_ADDRESS_IN_ID, "-addr-")
 
 
 def prompt_of(request: GenerateRequest) -> bytes:
@@ -100,12 +151,12 @@ def can_go_on(body: bytes) -> bool:
     turn of the client's own; nor what we do not understand, though an upstream may.
     """
     try:
-        chat, members = _chat_decoder.decode(body), _members_decoder.decode(body)
+        chat = _chat_decoder.decode(body)
     except UNDECODABLE:
         return False
     if chat.response_format is not None and chat.response_format.type != "text":
         return False
-    if any(bytes(members.get(name, ABSENT)) not in (b"", b"null") for name in _FORMS):
+    if not all(is_absent(getattr(chat, name)) for name in _FORMS):
         return False
     has_turn = bool(chat.messages) and chat.messages[-1].role != "assistant"
     return has_turn and chat.n in (None, 1)

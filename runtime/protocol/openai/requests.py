@@ -31,27 +31,25 @@ from .generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
-    TOKEN_CHARS_MAX,
     UNSAID,
-    ChatMessage,
     GenerateRequest,
     MinP,
     Natural,
     Penalty,
     RepetitionPenalty,
-    Role,
     SamplingDefaults,
     Temperature,
     TokenId,
     TopP,
 )
+from .messages import check_chars, turns_of
 from .shaping import (
     ABSENT,
-    calls_text,
     chat_logprobs,
     check_length,
     completion_logprobs,
     decode_json,
+    dropped_tools,
     is_absent,
     logit_bias,
     object_text,
@@ -62,7 +60,7 @@ from .shaping import (
 
 CONTEXT_TOKENS_MAX: Final = 1 << 20
 """The context of a model that does not tell its own; the largest that can be configured."""
-STOP_BYTES_MAX: Final = STOP_STRINGS_MAX * (STOP_CHARS_MAX * len(r"\ud83d\ude00") + 64)
+STOP_BYTES_MAX: Final = STOP_CHARS_MAX * len(r"\ud83d\ude00") + STOP_STRINGS_MAX * 64
 """As long as JSON of allowed stop strings can be."""
 CHOICES_MAX: Final = 128
 """Of one answer, to all of its prompts; OpenAI's own bound."""
@@ -71,7 +69,9 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 _STOP_TOKENS_BYTES_MAX: Final = STOP_TOKENS_MAX * 64
 _UNBOUNDED: Final = -1
 """A `max_tokens` that bounds nothing, as llama.cpp's server has it."""
-SAMPLED: Final = SamplingDefaults.__struct_fields__
+_TURN: Final = "messages["
+"""How an engine names a turn, with its number behind."""
+SAMPLED: Final = tuple(n for n in SamplingDefaults.__struct_fields__ if n != "max_tokens")
 _sampled_values: Final = attrgetter(*SAMPLED)
 _form_values: Final = attrgetter(*FORMS)
 _NO_FORMS: Final = (ABSENT,) * len(FORMS)
@@ -95,6 +95,8 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     kept: ClassVar[tuple[str, ...]] = ()
     """The fields that hold what a request keeps of its body."""
+    tool_types: ClassVar[tuple[str | None, ...]] = ("function",)
+    """Of tools that the client runs itself; others are left out."""
     names: ClassVar[Mapping[str, str]] = {}
     """How the client calls what an engine refuses, where it calls it otherwise."""
 
@@ -120,8 +122,20 @@ class BodyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The fields that say what form the answer has, as far as they are given."""
         return {}
 
+    @property
+    def dropped_tools(self) -> list[tuple[int, str]]:
+        """Index and type of each tool that is left out; of a request that `to_generate` has checked."""
+        return dropped_tools(getattr(self, "tools", ABSENT), self.tool_types)
+
+    def turn_places(self) -> list[str]:
+        """Where in the body each turn of the chat is, if its turns are not its `messages`."""
+        return []
+
     def called(self, param: str) -> str:
         """How the client calls what an engine refuses as `param`."""
+        turn, mark, _ = param.removeprefix(_TURN).partition("]")
+        if mark and param.startswith(_TURN) and (places := self.turn_places()):
+            return places[int(turn)]
         return self.names.get(param, param)
 
     def to_generate(
@@ -156,10 +170,8 @@ def drawn(given: Iterable[Any], sampling: SamplingDefaults) -> dict[str, Any]:
     """How tokens are drawn, as arguments of `GenerateRequest`: as `given`, by `SAMPLED`, or else by default."""
     found: dict[str, Any] = {}
     for name, said, default in zip(SAMPLED, given, _sampled_values(sampling), strict=True):
-        if said is not None:
-            found[name] = said
-        elif default is not None:
-            found[name] = default
+        if (value := default if said is None else said) is not None:
+            found[name] = value
     if found.get("top_k") == -1:
         found["top_k"] = 0
     return found
@@ -196,9 +208,33 @@ class SampledRequest(BodyRequest, frozen=True, kw_only=True):
             found["min_tokens"] = self.min_tokens or 0
         if self.logit_bias is not ABSENT:
             found["logit_bias"] = logit_bias(self.logit_bias)
-        if getattr(self, "return_token_ids", None):
-            found["return_token_ids"] = True
+        for name in ("return_token_ids", "cache_prompt"):
+            if (said := getattr(self, name, None)) is not None:
+                found[name] = said
         return found
+
+    def _tokens_max(self, name: str, default: int | None, least: int = 1) -> int | None:
+        """The bound of the answer, which is called `name`, or the model's `default`; None for none.
+
+        The `least` is 0 where something else is answered.
+        """
+        tokens_max: int | None = getattr(self, name)
+        if tokens_max is None:
+            return default and max(default, self.min_tokens or 0)
+        if tokens_max == _UNBOUNDED:
+            return None
+        if tokens_max < least:
+            unless = ", or have 'echo'" if isinstance(self, CompletionRequest) else ""
+            raise RequestError(
+                f"'{name}' is 0; it must be at least 1, or -1 for no bound but the context{unless}",
+                param=name,
+            )
+        if (self.min_tokens or 0) > tokens_max:
+            raise RequestError(
+                f"'min_tokens' is {self.min_tokens}, but '{name}' is {tokens_max}",
+                param="min_tokens",
+            )
+        return tokens_max
 
 
 class SharedRequest(SampledRequest, frozen=True, kw_only=True):
@@ -210,6 +246,7 @@ class SharedRequest(SampledRequest, frozen=True, kw_only=True):
     n: Int64 | None = None
     logprobs: Raw = ABSENT
     return_token_ids: bool | None = None
+    cache_prompt: bool | None = None
     response_format: Raw = ABSENT
     structured_outputs: Raw = ABSENT
     guided_json: Raw = ABSENT
@@ -240,27 +277,6 @@ class SharedRequest(SampledRequest, frozen=True, kw_only=True):
     def called(self, param: str) -> str:
         """See `BodyRequest`: a form has many names."""
         return [*self.forms][-1] if param in FORMS else param
-
-    def _tokens_max(self, name: str, *, may_be_zero: bool = False) -> int | None:
-        """The bound of the answer, which is called `name`; None for none but the context.
-
-        It `may_be_zero` where something else is answered.
-        """
-        tokens_max: int | None = getattr(self, name)
-        if tokens_max is None or tokens_max == _UNBOUNDED:
-            return None
-        if tokens_max == 0 and not may_be_zero:
-            unless = ", or have 'echo'" if isinstance(self, CompletionRequest) else ""
-            raise RequestError(
-                f"'{name}' is 0; it must be at least 1, or -1 for no bound but the context{unless}",
-                param=name,
-            )
-        if (self.min_tokens or 0) > tokens_max:
-            raise RequestError(
-                f"'min_tokens' is {self.min_tokens}, but '{name}' is {tokens_max}",
-                param="min_tokens",
-            )
-        return tokens_max
 
     def _refuse(self) -> None:
         if not 1 <= self.choices_each <= CHOICES_MAX:
@@ -331,7 +347,7 @@ class ChatCompletionRequest(SharedRequest, frozen=True, kw_only=True):
             )
         return dict(
             messages=turns,
-            max_tokens=self._tokens_max(name),
+            max_tokens=self._tokens_max(name, sampling.max_tokens),
             logprobs=chat_logprobs(self.logprobs, self.top_logprobs),
             tools=tools,
             tool_choice=tool_choice(self.tool_choice, names),
@@ -356,9 +372,7 @@ class CompletionRequest(SharedRequest, frozen=True, kw_only=True):
         self._refuse()
         refuse(self.best_of, "best_of", harmless=(0, 1, self.choices_each))
         prompt, token_ids = all_prompts(self.prompt, context_tokens_max)[0]
-        tokens_max: int | None = COMPLETION_TOKENS_DEFAULT
-        if self.max_tokens is not None:
-            tokens_max = self._tokens_max("max_tokens", may_be_zero=bool(self.echo))
+        tokens_max = self._tokens_max("max_tokens", COMPLETION_TOKENS_DEFAULT, int(not self.echo))
         logprobs = completion_logprobs(self.logprobs)
         shared = self.sampled(sampling)
         if self.echo and (logprobs is not None or token_ids is not None or tokens_max == 0):
@@ -403,9 +417,9 @@ def stop_strings(raw: Raw, param: str = "stop") -> list[str]:
         raise RequestError(
             f"'{param}' holds an empty string, which would stop at once", param=param
         )
-    if any(len(string) > STOP_CHARS_MAX for string in strings):
+    if (chars := sum(map(len, strings))) > STOP_CHARS_MAX:
         raise RequestError(
-            f"every stop string must have 1 to {STOP_CHARS_MAX} characters", param=param
+            f"'{param}' holds {chars} characters; at most {STOP_CHARS_MAX} are allowed", param=param
         )
     return strings
 
@@ -423,11 +437,11 @@ def all_prompts(
         try:
             # Without a look at any that is too many.
             listed = _prompts_decoder(count_max).decode(raw)
-        except msgspec.ValidationError:
-            raise RequestError(
-                f"'{param}' holds more than {count_max} prompts; send several requests",
-                param=param,
-            ) from None
+        except UNDECODABLE as error:
+            said = "is nested too deep"
+            if isinstance(error, msgspec.ValidationError):
+                said = f"holds more than {count_max} prompts; send several requests"
+            raise RequestError(f"'{param}' {said}", param=param) from None
         raws = [each for each in msgspec.structs.astuple(listed) if each is not ABSENT]
     return [one_prompt(each, context_tokens_max, param) for each in raws]
 
@@ -435,7 +449,7 @@ def all_prompts(
 def first_prompt(raw: Raw, context_tokens_max: int, param: str = "prompt") -> Prompt:
     """The first of the prompts that `param` holds, with no look at the others."""
     if _holds_prompts(raw):
-        raw = _first_decoder.decode(raw).prompt
+        raw = decode_json(_first_decoder, raw, param).prompt
     return one_prompt(raw, context_tokens_max, param)
 
 
@@ -496,105 +510,3 @@ def _prompts_decoder(count_max: int) -> msgspec.json.Decoder[msgspec.Struct]:
         frozen=True,
     )
     return msgspec.json.Decoder(prompts)
-
-
-# --- the messages of a chat, and the turns that they are to an engine -------------------------
-
-ROLES: Final[dict[str, Role]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; only `text` parts are supported."""
-
-    type: str
-    text: str | None = None
-
-
-class RequestMessage(msgspec.Struct, frozen=True):
-    """One turn as the client sends it."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: Raw = ABSENT
-    function_call: Raw = ABSENT
-    tool_call_id: str | None = None
-    name: str | None = None
-
-
-_messages_decoder = msgspec.json.Decoder(list[RequestMessage])
-
-
-def turns_of(raw: Raw, context_tokens_max: int) -> list[ChatMessage]:
-    """The turns of a chat; raises `RequestError` if they cannot fit the context."""
-    messages = decode_json(_messages_decoder, raw, "messages")
-    turns = (_turn(i, message) for i, message in enumerate(messages))
-    return fitting_turns(turns, len(messages), context_tokens_max, "messages")
-
-
-def fitting_turns(
-    made: Iterable[ChatMessage], count: int, context_tokens_max: int, param: str
-) -> list[ChatMessage]:
-    """The turns that are `made` of `count` things in `param`.
-
-    Raises `RequestError` if there are none, or too many for the context.
-    """
-    if count > context_tokens_max:
-        raise ContextLengthError.of(context_tokens_max, f"{count} messages", param)
-    turns = list(made)
-    if not turns:
-        raise RequestError(f"'{param}' must hold at least one message", param=param)
-    chars = sum(len(turn.content) + len(turn.tool_calls) for turn in turns)
-    check_chars(chars, context_tokens_max, param)
-    return turns
-
-
-def check_chars(chars: int, context_tokens_max: int, param: str) -> None:
-    """Raise unless the text may fit the context: how many tokens it has, only the engine knows."""
-    if chars > context_tokens_max * TOKEN_CHARS_MAX:
-        raise ContextLengthError.of(context_tokens_max, f"{chars} characters", param)
-
-
-def _turn(index: int, message: RequestMessage) -> ChatMessage:
-    where = f"messages[{index}]"
-    role = ROLES.get(message.role)
-    if role is None:
-        raise RequestError(
-            f"role {message.role[:40]!r} of '{where}' is not supported; "
-            "use system, developer, user, assistant or tool",
-            param=f"{where}.role",
-        )
-    refuse(message.function_call, f"{where}.function_call")
-    calls = calls_text(message.tool_calls, f"{where}.tool_calls")
-    if calls and role != "assistant":
-        raise RequestError(
-            f"'{where}' has 'tool_calls', which only an assistant has", param=f"{where}.tool_calls"
-        )
-    content = message.content
-    if content is None and calls:
-        content = ""
-    if content is None:
-        raise RequestError(f"'{where}.content' is missing", param=f"{where}.content")
-    if not isinstance(content, str):
-        content = "".join(_text(where, i, part) for i, part in enumerate(content))
-    if role == "tool":
-        return ChatMessage(
-            role, content, tool_call_id=message.tool_call_id or "", name=message.name or ""
-        )
-    return ChatMessage(role, content, calls)
-
-
-def _text(where: str, index: int, part: ContentPart) -> str:
-    param = f"{where}.content[{index}]"
-    if part.type != "text":
-        raise RequestError(
-            f"content of type {part.type[:40]!r} is not supported; only 'text' is", param=param
-        )
-    if part.text is None:
-        raise RequestError(f"'{param}.text' is missing", param=f"{param}.text")
-    return part.text

@@ -2,7 +2,7 @@
 
 A response is the answer to a chat: its items become the turns that `/v1/chat/completions` would
 have, and everything behind sees the same `GenerateRequest`. Nothing is stored here, so what refers to
-an earlier response is refused by name, and so are tools that a server runs itself. As in
+an earlier response is refused by name; tools that a server runs itself are left out. As in
 `requests.py`, long parts stay undecoded until the model is known. Answers: `responses_answer.py`.
 """
 
@@ -22,14 +22,12 @@ from .generate import (
     ChatMessage,
     GenerateRequest,
     Positive,
+    Role,
     SamplingDefaults,
     TopLogprobs,
 )
-from .requests import (
-    ROLES,
-    SampledRequest,
-    fitting_turns,
-)
+from .messages import ROLES, absent_content, fitting_turns
+from .requests import SampledRequest
 from .shaping import (
     ABSENT,
     FlatTool,
@@ -49,6 +47,7 @@ from .shaping import (
 
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 _METADATA_BYTES_MAX: Final = 1 << 14
+_INCLUDE_BYTES_MAX: Final = 1 << 12
 _TEXT_PARTS: Final = ("input_text", "output_text", "text")
 
 
@@ -124,7 +123,7 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
         )
         return dict(
             messages=_turns(self.instructions, self.input, context_tokens_max),
-            max_tokens=self.max_output_tokens,
+            max_tokens=self._tokens_max("max_output_tokens", sampling.max_tokens),
             logprobs=self._logprobs(),
             tools=tools,
             tool_choice=_chosen(self.tool_choice, names),
@@ -133,13 +132,19 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
             json_schema=_schema_of(self.text),
         )
 
+    def turn_places(self) -> list[str]:
+        first = [] if self.instructions is None else ["instructions"]
+        given = decode_json(_input_decoder, self.input, "input")
+        if isinstance(given, str):
+            return [*first, "input"]
+        return [*first, *(place for place, _ in _turns_of(given))]
+
     def _logprobs(self) -> int | None:
         """Of how many alternatives log probabilities are told; None: of none, nor of the tokens."""
-        wanted = (
-            []
-            if is_absent(self.include)
-            else decode_json(_include_decoder, self.include, "include")
-        )
+        wanted: list[str] = []
+        if not is_absent(self.include):
+            check_length(self.include, "include", _INCLUDE_BYTES_MAX)
+            wanted = decode_json(_include_decoder, self.include, "include")
         is_wanted = bool(self.top_logprobs) or LOGPROBS_INCLUDED in wanted
         return (self.top_logprobs or 0) if is_wanted else None
 
@@ -182,13 +187,14 @@ def _turns(instructions: str | None, raw: Raw, context_tokens_max: int) -> list[
     if not given:
         raise RequestError("'input' must hold at least one item", param="input")
     first = [] if instructions is None else [ChatMessage("system", instructions)]
-    turns = chain(first, _turns_of(given))
+    turns = chain(first, (turn for _, turn in _turns_of(given)))
     return fitting_turns(turns, len(given), context_tokens_max, "input")
 
 
-def _turns_of(items: list[_Item]) -> Iterator[ChatMessage]:
-    """A turn for each message and each tool's answer; an assistant's calls belong to what it said."""
+def _turns_of(items: list[_Item]) -> Iterator[tuple[str, ChatMessage]]:
+    """A turn for each message and each tool's answer, and its place; an assistant's calls belong to what it said."""
     said: str | None = None
+    said_at = ""
     calls: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -198,27 +204,24 @@ def _turns_of(items: list[_Item]) -> Iterator[ChatMessage]:
         if item.type == "function_call":
             check_name(item.name, f"{where}.name")
             called = {"name": item.name, "arguments": item.arguments}
+            said_at = said_at if calls else where
             calls.append({"function": called, "id": item.call_id, "type": "function"})
             continue
         if said is not None or calls:
-            yield _assistant(said, calls)
+            yield said_at, _assistant(said, calls)
             said, calls = None, []
         if item.type == "function_call_output":
-            output = _content(item.output, f"{where}.output")
-            yield ChatMessage("tool", output, tool_call_id=item.call_id)
+            if not item.call_id:
+                raise RequestError(f"'{where}.call_id' is missing", param=f"{where}.call_id")
+            output = _content(item.output, "tool", f"{where}.output")
+            yield where, ChatMessage("tool", output, tool_call_id=item.call_id)
         elif item.type == "message":
-            role = ROLES.get(item.role) if item.role != "tool" else None
-            if role is None:
-                raise RequestError(
-                    f"role {item.role[:40]!r} of '{where}' is not supported;"
-                    " use system, developer, user or assistant",
-                    param=f"{where}.role",
-                )
-            content = _content(item.content, f"{where}.content")
+            role = _role(item.role, where)
+            content = _content(item.content, role, f"{where}.content")
             if role == "assistant":
-                said = content
+                said, said_at = content, where
             else:
-                yield ChatMessage(role, content)
+                yield where, ChatMessage(role, content)
         else:
             raise RequestError(
                 f"an item of type {item.type[:40]!r} is not supported; use message, function_call,"
@@ -226,16 +229,29 @@ def _turns_of(items: list[_Item]) -> Iterator[ChatMessage]:
                 param=f"{where}.type",
             )
     if said is not None or calls:
-        yield _assistant(said, calls)
+        yield said_at, _assistant(said, calls)
+
+
+def _role(said: str, where: str) -> Role:
+    if not said:
+        raise RequestError(f"'{where}.role' is missing", param=f"{where}.role")
+    role = ROLES.get(said) if said != "tool" else None
+    if role is None:
+        raise RequestError(
+            f"role {said[:40]!r} of '{where}' is not supported;"
+            " use system, developer, user or assistant",
+            param=f"{where}.role",
+        )
+    return role
 
 
 def _assistant(said: str | None, calls: list[dict[str, Any]]) -> ChatMessage:
     return ChatMessage("assistant", said or "", calls_text(Raw(_encode(calls)), "input"))
 
 
-def _content(content: str | list[_Part] | None, where: str) -> str:
+def _content(content: str | list[_Part] | None, role: Role, where: str) -> str:
     if content is None:
-        raise RequestError(f"'{where}' is missing", param=where)
+        return absent_content(role, where)
     if isinstance(content, str):
         return content
     texts = []
@@ -246,7 +262,7 @@ def _content(content: str | list[_Part] | None, where: str) -> str:
         if part.type not in _TEXT_PARTS:
             raise RequestError(
                 f"content of type {part.type[:40]!r} is not supported; only text is",
-                param=f"{where}[{index}]",
+                param=f"{where}[{index}].type",
             )
         if part.text is None:
             missing = f"{where}[{index}].text"

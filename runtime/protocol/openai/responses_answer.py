@@ -173,13 +173,16 @@ class ResponsesAnswer(PartedAnswer):
         if is_text and template is not None and self._parser is None and not self._held:
             # Nearly all are so: more of a text, and nothing else.
             return self._more(template, text)
+        self._open_events()
+        self.add_text(delta)
+        return self._taken()
+
+    def _open_events(self) -> None:
         if self._events is None:
             self._events = []
             opened = Raw(_encode(self._response("in_progress")))
             self._say("response.created", response=opened)
             self._say("response.in_progress", response=opened)
-        self.add_text(delta)
-        return self._taken()
 
     def _more(self, template: tuple[bytes, bytes, list[str]], text: str) -> bytes:
         head, tail, texts = template
@@ -307,6 +310,7 @@ class ResponsesAnswer(PartedAnswer):
 
     def error_events(self, status: int, error: ErrorDetail) -> bytes:
         code = "rate_limit_exceeded" if status == 429 else "server_error"
+        self._open_events()
         failed = self._response("failed", error=ResponseError(code, error.message))
         self._say("response.failed", response=failed)
         # Of the two forms that an error event has had, each client reads one.

@@ -163,11 +163,11 @@ def schema_of_type(kind: str, schema: Raw, param: str, where: str) -> str:
     return json_text(schema, where)
 
 
-def object_text(raw: Raw, param: str) -> str:
+def object_text(raw: Raw, param: str, length_max: int = SCHEMA_CHARS_MAX) -> str:
     """The JSON object in `raw` in its shortest form; empty if it has no members."""
     if is_absent(raw):
         return ""
-    check_length(raw, param, SCHEMA_CHARS_MAX)
+    check_length(raw, param, length_max)
     value = decode_json(_object_decoder, raw, param)
     return msgspec.json.encode(value).decode() if value else ""
 
@@ -227,7 +227,11 @@ class _Function(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Tool(msgspec.Struct, frozen=True):
     type: str
-    function: _Function
+    function: _Function | None = None
+
+
+class _Typed(msgspec.Struct, frozen=True):
+    type: str | None = None
 
 
 class FlatTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,12 +264,36 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 _list_decoder = msgspec.json.Decoder(list[_Tool])
+_typed_decoder = msgspec.json.Decoder(list[_Typed])
 _choice_decoder: msgspec.json.Decoder[str | _NamedTool] = msgspec.json.Decoder(str | _NamedTool)
 _calls_decoder = msgspec.json.Decoder(list[_Call])
 
 
+def dropped_tools(raw: Raw, types: tuple[str | None, ...]) -> list[tuple[int, str]]:
+    """Index and type of each of the tools in `raw` that is of none of `types`, and is left out.
+
+    Agents offer what other servers run (`web_search`, `local_shell`, …) beside their functions, whatever server
+    they talk to, and work without.
+    """
+    if is_absent(raw):
+        return []
+    tools = decode_json(_typed_decoder, raw, "tools")
+    return [(index, str(tool.type)) for index, tool in enumerate(tools) if tool.type not in types]
+
+
+def _kept(tools: list[Any], types: tuple[str | None, ...], only: str) -> list[tuple[str, Any]]:
+    """The tools of these `types`, each with its place; `RequestError` if there are none but others."""
+    kept = [(f"tools[{index}]", tool) for index, tool in enumerate(tools) if tool.type in types]
+    if tools and not kept:
+        raise RequestError(
+            f"'tools[0].type' is {str(tools[0].type)[:40]!r}; only {only} supported",
+            param="tools[0].type",
+        )
+    return kept
+
+
 def tools_text(raw: Raw) -> tuple[str, frozenset[str]]:
-    """The tools as JSON for the engine, empty if there are none, and the functions' names."""
+    """The functions among the tools as JSON for the engine, empty if there are none, and their names."""
     if is_absent(raw):
         return "", frozenset()
     check_length(raw, "tools", TOOLS_CHARS_MAX)
@@ -274,18 +302,16 @@ def tools_text(raw: Raw) -> tuple[str, frozenset[str]]:
         raise RequestError(
             f"'tools' holds {len(tools)} tools; at most {_TOOLS_MAX} are allowed", param="tools"
         )
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.type != "function":
-            raise RequestError(
-                f"'{where}.type' is {tool.type[:40]!r}; only 'function' is supported",
-                param=f"{where}.type",
-            )
+    functions, names = [], set()
+    for where, tool in _kept(tools, ("function",), "'function' is"):
+        if tool.function is None:
+            raise RequestError(f"'{where}.function' is missing", param=f"{where}.function")
         check_name(tool.function.name, f"{where}.function.name")
-    names = frozenset(tool.function.name for tool in tools)
-    if len(names) < len(tools):
+        names.add(tool.function.name)
+        functions.append(tool)
+    if len(names) < len(functions):
         raise RequestError("'tools' holds two functions of one name", param="tools")
-    return (msgspec.json.encode(tools).decode() if tools else ""), names
+    return (msgspec.json.encode(functions).decode() if functions else ""), frozenset(names)
 
 
 def nested_tools(
@@ -299,13 +325,7 @@ def nested_tools(
         return raw
     nested = []
     tools: list[Any] = decode_json(decoder, raw, "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.type not in types:
-            raise RequestError(
-                f"'{where}.type' is {str(tool.type)[:40]!r}; only {only} supported",
-                param=f"{where}.type",
-            )
+    for where, tool in _kept(tools, types, only):
         if tool.name is None:
             raise RequestError(f"'{where}.name' is missing", param=f"{where}.name")
         check_name(tool.name, f"{where}.name")

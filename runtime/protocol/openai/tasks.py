@@ -17,12 +17,12 @@ from msgspec import Raw
 from ...errors import LocalProtocolError, RequestError
 from .answers import Usage
 from .generate import Delta, GenerateRequest, SamplingDefaults, Task
+from .messages import turns_of
 from .requests import (
     BodyRequest,
     all_prompts,
     first_prompt,
     one_prompt,
-    turns_of,
 )
 from .shaping import ABSENT, is_absent, tools_text
 

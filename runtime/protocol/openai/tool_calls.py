@@ -7,7 +7,8 @@ The form is Hermes', which Qwen and many others write too, and which every other
     {"name": "weather", "arguments": {"place": "Bern"}}
     </tool_call>
 
-Arguments are handed on as they come. What looks like a call and is none stays text.
+Arguments are handed on as they come. What looks like a call and is none stays text, and so does what follows a
+call that its model leaves unfinished: nothing waits for an end that may never come.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from .generate import Delta, FinishReason
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 _HEAD: Final = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"([^"\\]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*\{\s*"name"\s*:\s*"([^"\\\n]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _HEAD_CHARS_MAX: Final = 1024
 _NAME: Final = re.compile(r'[^"\\\ud800-\udfff]{1,64}\Z')
+_BEGINS: Final = re.compile(r"\s*(?:\{|\Z)")
 _TAIL_END: Final = re.compile(f"{CALL_END}|(?={CALL_BEGIN})")
-_MARKS: Final = re.compile(r'["\\{}\[\]]')
+_IN_STRING: Final = re.compile(r'["\\\n]')
+_OUTSIDE: Final = re.compile(r'["\\{}\[\]<A-DF-Z]')
+"""What opens and closes, and what no JSON has outside its strings: a tag, `NaN`, the beginning of a sentence."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,10 +61,10 @@ class CallPiece:
 class _In(enum.Enum):
     TEXT = enum.auto()
     HEAD = enum.auto()
-    """Behind `CALL_BEGIN`: what is called is not known yet."""
+    """After `CALL_BEGIN`: what is called is not known yet."""
     ARGUMENTS = enum.auto()
     TAIL = enum.auto()
-    """Behind the arguments, up to `CALL_END`, or to the next call."""
+    """After the arguments: what is left of the JSON object, and `CALL_END`."""
 
 
 class ToolCallParser:
@@ -75,8 +79,15 @@ class ToolCallParser:
         """Of those that have begun."""
         self._in = _In.TEXT
         self._pending = ""
-        self._depth = 0
-        self._is_quoted = self._is_escaped = self._is_behind_call = False
+        self._body: list[str] = []
+        """Of a call in some other order: what was scanned, before `_pending`."""
+        self._scanned = 0
+        """Of `_pending`."""
+        self._is_behind_call = False
+        self._begin_object()
+
+    def _begin_object(self) -> None:
+        self._depth, self._is_quoted, self._is_escaped, self._is_broken = 0, False, False, False
 
     def push(self, text: str) -> list[str | CallPiece]:
         self._pending += text
@@ -90,7 +101,7 @@ class ToolCallParser:
         pieces: list[str | CallPiece] = []
         pending, self._pending = self._pending, ""
         if self._in is _In.HEAD:
-            pending = CALL_BEGIN + pending
+            pending = "".join((CALL_BEGIN, *self._body, pending))
         if self._in in (_In.TEXT, _In.HEAD):
             self._say(pending, pieces)
         return pieces
@@ -99,7 +110,8 @@ class ToolCallParser:
         text, begin, rest = self._pending.partition(CALL_BEGIN)
         if begin:
             self._say(text, pieces)
-            self._in, self._pending = _In.HEAD, rest
+            self._in, self._pending, self._scanned = _In.HEAD, rest, 0
+            self._begin_object()
             return True
         held = _held(text, CALL_BEGIN)
         self._say(text[: len(text) - held], pieces)
@@ -107,45 +119,60 @@ class ToolCallParser:
         return False
 
     def _take_head(self, pieces: list[str | CallPiece]) -> bool:
-        head = _HEAD.match(self._pending, 0, _HEAD_CHARS_MAX)
-        if head is not None:
-            pieces.append(CallPiece(self.call_count, head[1], ""))
-            self.call_count += 1
-            self._in, self._pending = _In.ARGUMENTS, self._pending[head.end() :]
-            self._depth, self._is_quoted, self._is_escaped = 0, False, False
-            return True
-        body, end, rest = self._pending.partition(CALL_END)
-        if not end:
+        if not self._body:
+            head = _HEAD.match(self._pending, 0, _HEAD_CHARS_MAX)
+            if head is not None:
+                pieces.append(CallPiece(self.call_count, head[1], ""))
+                self.call_count += 1
+                self._in, self._pending = _In.ARGUMENTS, self._pending[head.end() :]
+                self._begin_object()
+                return True
+            if not _BEGINS.match(self._pending):
+                self._in = _In.TEXT
+                self._say(CALL_BEGIN, pieces)
+                return True
+        end = self._scan(self._pending, self._scanned)
+        if end is None:
+            self._scanned = len(self._pending)
+            if self._scanned > _HEAD_CHARS_MAX:
+                # No head begins any more: what was scanned is not copied again with each token.
+                self._body.append(self._pending)
+                self._pending, self._scanned = "", 0
             return False
-        self._in, self._pending = _In.TEXT, rest
-        call = _whole(body)
+        body = "".join((*self._body, self._pending[:end]))
+        self._body.clear()
+        self._pending = self._pending[end:]
+        call = None if self._is_broken else _whole(body)
         if call is None:
-            self._say(CALL_BEGIN + body + CALL_END, pieces)
+            self._in = _In.TEXT
+            self._say(CALL_BEGIN + body, pieces)
         else:
+            self._in = _In.TAIL
             pieces.append(CallPiece(self.call_count, *call))
             self.call_count += 1
-            self._is_behind_call = True
         return True
 
     def _take_arguments(self, pieces: list[str | CallPiece]) -> bool:
         text, self._pending = self._pending, ""
-        length = self._scan(text)
-        if text[:length]:
-            pieces.append(CallPiece(self.call_count - 1, "", text[:length]))
-        if self._depth:
+        end = self._scan(text)
+        if text[:end]:
+            pieces.append(CallPiece(self.call_count - 1, "", text[:end]))
+        if end is None:
             return False
-        self._in, self._pending = _In.TAIL, text[length:]
-        return bool(length)
+        self._in, self._pending = _In.TAIL, text[end:]
+        return True
 
-    def _scan(self, text: str) -> int:
-        """How much of `text` belongs to the JSON object that begins, or goes on, with it."""
-        at = 0
+    def _scan(self, text: str, at: int = 0) -> int | None:
+        """Where the JSON object that begins, or goes on, at `at` ends, or is none; None: not in `text`.
+
+        Arguments are on their way already, so they are as lax as models are: a tag alone ends them.
+        """
         while at < len(text):
             if self._is_escaped:
                 self._is_escaped = False
                 at += 1
                 continue
-            mark = _MARKS.search(text, at)
+            mark = (_IN_STRING if self._is_quoted else _OUTSIDE).search(text, at)
             if mark is None:
                 break
             at = mark.end()
@@ -154,19 +181,33 @@ class ToolCallParser:
                 self._is_escaped = self._is_quoted
             elif char == '"':
                 self._is_quoted = not self._is_quoted
-            elif not self._is_quoted:
-                self._depth += 1 if char in "{[" else -1
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
                 if self._depth == 0:
                     return at
-        return len(text)
+            elif char == "<" or self._in is _In.HEAD:
+                self._is_broken = True
+                return at - 1
+        return None
 
     def _take_tail(self, _: list[str | CallPiece]) -> bool:
-        end = _TAIL_END.search(self._pending)
-        if end is None:
-            self._pending = self._pending[1 - len(CALL_END) :]
+        tail = self._pending.lstrip(" \t\r\n}")
+        self._pending = tail
+        if tail.startswith(","):
+            # Other members, which nothing is told of.
+            end = _TAIL_END.search(tail)
+            if end is None:
+                self._pending = "," + tail[1:][1 - len(CALL_END) :]
+                return False
+            tail = tail[end.end() :]
+        elif tail.startswith(CALL_END):
+            tail = tail[len(CALL_END) :]
+        elif CALL_END.startswith(tail):
             return False
-        self._in, self._pending = _In.TEXT, self._pending[end.end() :]
-        self._is_behind_call = True
+        # Nothing else belongs to the call, though the tag that ends it is missing.
+        self._in, self._pending, self._is_behind_call = _In.TEXT, tail, True
         return True
 
     _TAKES: Final = {
@@ -194,10 +235,14 @@ def _held(text: str, mark: str) -> int:
     return 0
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _whole(body: str) -> tuple[str, str] | None:
     """Name and arguments of a call in some other order; None if it is none."""
     try:
-        call = json.loads(body)
+        call = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
     name = call.get("name") if isinstance(call, dict) else None

@@ -33,7 +33,7 @@ import attrs
 import msgspec
 
 from ...errors import RemoteProtocolError
-from ..undecodable import UNDECODABLE
+from ..undecodable import UNDECODABLE, decoding_fault
 from .control import (
     SUBJECT_CHARS_MAX,
     Closed,
@@ -204,7 +204,9 @@ def parse_event(kind: int, header: bytes, data: bytes) -> Control | Credit:
         if kind == Kind.REFUSED:
             return _decode_refusal(data).event
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"malformed frame of kind {kind}: {error}") from error
+        raise RemoteProtocolError(
+            f"malformed frame of kind {kind}: {decoding_fault(error)}"
+        ) from error
     raise RemoteProtocolError(f"unknown kind {kind}")
 
 

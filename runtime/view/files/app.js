@@ -26,7 +26,7 @@ const openLegs = (id) => legs.open(id);
 const nameOf = (id) => last.instances.find((each) => each.id === id)?.name ?? id.slice(0, 8);
 
 const instances = new Rows($("#instances tbody"), [
-  (row, cell) => { if (row.told) return groups.button(cell, row); write(cell, row.name); set(cell, { title: `instance ${row.id} of ${row.endpoint}, pid ${row.pid}` }); },
+  (row, cell) => { if (row.told) return groups.button(cell, row); write(cell, row.name); set(cell, { title: `instance ${row.id} of ${row.endpoint}, pid ${row.pid}${row.host ? ` on ${row.host}` : ""}` }); },
   (row, cell) => { showState(cell, row.state, row.problem); if (row.told) write(cell.children[1], row.told); },
   (row) => row.model || "–",
   (row) => (row.engine_facts ? String(row.engine_facts.running) : String(row.active ?? row.in_flight)) +
@@ -95,7 +95,8 @@ function show(snapshot) {
   failed.show(grouped(snapshot.failed).slice(0, UNDER_WAY_SHOWN), (row) => row.key, (row) => (row.isOurs ? "wrong" : null));
   note("#failed", snapshot.failed.length ? "" : "None of the requests that are kept.");
   tasks.offer(snapshot);
-  write($("#about"), [snapshot.cluster, snapshot.etcd_text.split(";")[0], `seen by ${snapshot.frontends.find((each) => each.is_own)?.name}`,
+  const own = snapshot.frontends.find((each) => each.is_own);
+  write($("#about"), [snapshot.cluster, snapshot.etcd_text.split(";")[0], `seen by ${own?.name}${own?.host ? ` on ${own.host}` : ""}`,
     `${clock(snapshot.at)}`].filter(Boolean).join(" · "));
 }
 

@@ -1,6 +1,7 @@
 // One request over all processes: its legs on one axis, and the same as a table.
 
 import { Rows, el, lasting, set, svg, write } from "./dom.js";
+import { CLIENTS } from "./traffic.js";
 
 const KINDS = ["http", "attempt", "worker", "engine", "queue", "prefill", "transfer", "reservation"];
 const GOOD = ["success", "adopted"];
@@ -57,8 +58,9 @@ export class Legs {
 function rowOf({ process, leg }, n, began, ended) {
   const start = (leg.start - began) * 1000, end = ((leg.end ?? ended) - began) * 1000;
   const outcome = leg.facts.outcome ?? "";
-  const isBad = outcome !== "" && !GOOD.includes(outcome);
-  const told = [isBad ? outcome : "", leg.end === null ? "under way" : "",
+  const isGood = outcome === "" || GOOD.includes(outcome);
+  const isBad = !isGood && !CLIENTS.has(outcome);
+  const told = [isGood ? "" : outcome, leg.end === null ? "under way" : "",
     ...leg.marks.map(([name, at]) => `${name} +${((at - leg.start) * 1000).toFixed(2)}`),
     ...Object.entries(leg.facts).filter(([name, value]) => name !== "outcome" && value !== "")
       .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)];

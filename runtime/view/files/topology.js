@@ -63,13 +63,13 @@ function layersOf(snapshot) {
     key: `frontend ${each.name} ${each.pid}`, kind: "frontend", name: each.name, state: each.status,
     lines: [`${figure(each.in_flight)} under way${each.waiting ? `, ${figure(each.waiting)} wait` : ""}`,
       `${figure(each.tokens_per_s)} tok/s`],
-    words: `${each.name}, ${each.status}, ${each.in_flight} requests under way, ${each.waiting} wait, ${figure(each.tokens_per_s)} tokens a second`,
+    words: `${each.name}${each.host ? ` on ${each.host}` : ""}, ${each.url}, ${each.status}, ${each.in_flight} requests under way, ${each.waiting} wait, ${figure(each.tokens_per_s)} tokens a second`,
     data: each,
   }));
   const workers = snapshot.instances.map((each) => ({
     key: `worker ${each.id} ${each.endpoint}`, kind: "worker", name: each.name, state: each.state,
     lines: linesOf(each), share: shareOf(each), data: each,
-    words: `${each.role || "worker"} ${each.name}, ${each.state}, model ${each.model}, ${linesOf(each).join(", ")}, ` +
+    words: `${each.role || "worker"} ${each.name}${each.host ? ` on ${each.host}` : ""}, ${each.state}, model ${each.model}, ${linesOf(each).join(", ")}, ` +
       `KV blocks in use ${percent(shareOf(each))}`,
   }));
   const prefill = workers.filter((each) => each.data.role === "prefill");

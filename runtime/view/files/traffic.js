@@ -115,7 +115,7 @@ export function serversOf(snapshot) {
 }
 
 // What is the client's to mend; everything else is ours.
-const CLIENTS = new Set(["model_not_found", "invalid_request", "path_not_found", "method_not_allowed", "invalid_api_key",
+export const CLIENTS = new Set(["model_not_found", "invalid_request", "path_not_found", "method_not_allowed", "invalid_api_key",
   "rate_limit_exceeded", "body_too_large", "body_timeout", "unsupported_media_type", "client_disconnect", "cancelled",
   "context_length_exceeded", "malformed_request", "host_not_allowed"]);
 

@@ -6,7 +6,7 @@ number of connections over simulated TCP. There is one model of the store, that 
 faults. Methods are in `methods.py`, watches in `watches.py`. Whoever wants a plane opens
 `open_simulated_etcd` of `channel.py` on another host.
 
-Faults: `kill`, `power_off`, `pause` and `resume`, `restart` with the disk or without, `refuse` (the
+Faults: `kill`, `power_off`, `pause` and `resume`, `restart` with the disk or without, `restore`, `refuse` (the
 gap between two leaders), `lose_replies` (applied, then no answer), `compact`, `clock.skip`
 and `clock.rate` (leases end on the store's clock), and `interceptor.rules` for single messages.
 
@@ -94,6 +94,20 @@ class SimulatedEtcd(ServiceMachine):
     def _elected(self) -> None:
         # A new leader gives every lease its full time again, as it cannot know what is left.
         self.store.restart(now=self.clock.now())
+
+    def back_up(self) -> MemoryStore:
+        """What is on the disk now, for `restore`."""
+        backup = self._new_store()
+        backup.load(self.store)
+        return backup
+
+    def restore(self, backup: MemoryStore) -> None:
+        """Kill the process if it runs, and start it on the backup: what was written since is gone."""
+        if self.world.host(self.name).is_running:
+            self.kill()
+        self._empty_disk()
+        self.store.load(backup)
+        self.boot()
 
     def compact(self) -> None:
         """Forget the history up to now; watches that are behind start over."""

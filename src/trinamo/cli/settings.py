@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,6 +80,8 @@ def get(
 
     from trinamo.runtime.process.settings import find_setting, read_settings
 
+    from .running.locating import locate
+
     wanted = None if name is None else find_setting(name)
     readings = _run(read_settings, sources)
     shown = [each for each in readings if wanted is None or each.setting is wanted]
@@ -87,8 +90,9 @@ def get(
         sys.stdout.write(msgspec.json.encode(values).decode() + "\n")
         return
     told = _in_force(sources)
+    config = locate(sources).config
     for each in shown:
-        origin = "as configured" if each.is_default else "set"
+        here = msgspec.json.encode(reduce(getattr, each.setting.name.split("."), config)).decode()
         found: dict[str, list[str]] = {}
         for who, values in told:
             if each.setting.name in values:
@@ -96,6 +100,11 @@ def get(
                 found.setdefault(value, []).append(who)
         own = msgspec.json.encode(each.value).decode()
         for value, processes in (found or {own: []}).items():
+            origin = "set"
+            if each.is_default:
+                # Nothing is stored: whatever the process has, it was started with.
+                is_here = value == here or not processes
+                origin = "as configured" if is_here else f"as configured there, here {here}"
             who = f": {', '.join(sorted(processes))}" if len(found) > 1 else ""
             if name is None:
                 sys.stdout.write(f"{each.setting.name} = {value} ({origin}{who})\n")

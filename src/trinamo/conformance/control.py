@@ -38,6 +38,11 @@ EVERY_BYTE: Final = bytes(range(256))
 _numbers: Final = itertools.count(1)
 
 
+def fresh_prefix() -> str:
+    """A prefix of keys that no other test of this process uses, on whatever server."""
+    return f"test-{next(_numbers)}/"
+
+
 def key_of(event: WatchEvent) -> str:
     """The key that a change is about."""
     assert isinstance(event, Put | Delete)
@@ -46,7 +51,7 @@ def key_of(event: WatchEvent) -> str:
 
 async def take(events: AsyncIterator[WatchEvent], count: int = 1) -> list[WatchEvent]:
     """The next `count` events; fails if they do not come."""
-    with trio.fail_after(15):
+    with trio.fail_after(120):
         return [await anext(events) for _ in range(count)]
 
 
@@ -55,7 +60,7 @@ async def take_one(events: AsyncIterator[WatchEvent]) -> WatchEvent:
     return (await take(events))[0]
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
     """Poll, because a real server tells nobody when it is done."""
     with trio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110 -- nobody sets an event
@@ -74,8 +79,13 @@ class ControlPlaneConformance:
 
     @pytest.fixture
     def prefix(self) -> str:
-        """Where this test's keys are, in a store that others use too."""
-        return f"test-{next(_numbers)}/"
+        """Prefix of this test's keys in a store that other tests use too."""
+        return fresh_prefix()
+
+    @pytest.fixture
+    def value_bytes_max(self) -> int:
+        """Bytes of a value that must fit; fewer for a plane that adds bytes of its own."""
+        return 1 << 20
 
     @async_fixture
     async def plane(self, open_plane: OpenControl) -> AsyncIterator[ControlPlane]:
@@ -208,9 +218,9 @@ class ControlPlaneConformance:
         assert sum(outcome.succeeded for outcome in outcomes) == 1
 
     async def test_an_oversize_value_is_refused_and_not_written(
-        self, plane: ControlPlane, prefix: str
+        self, plane: ControlPlane, prefix: str, value_bytes_max: int
     ) -> None:
-        await plane.put(prefix + "fits", bytes(1 << 20))
+        await plane.put(prefix + "fits", bytes(value_bytes_max))
         for write in (
             lambda: plane.put(prefix + "a", bytes((1 << 20) + 1)),
             lambda: plane.compare_and_put(prefix + "a", bytes((1 << 20) + 1), mod_revision=0),
@@ -243,7 +253,7 @@ class ControlPlaneConformance:
                 await plane.put(prefix + name, b"1", lease_id=left.id)
             await take(events, 3)
             deletes: list[WatchEvent] = []
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 while len(deletes) < 2:
                     assert 0 < await plane.keep_alive(kept.id) <= kept.ttl_s
                     with trio.move_on_after(0.4):
@@ -362,7 +372,7 @@ class ControlPlaneConformance:
                 await trio.sleep(started * 0.01)
                 seen: list[str] = []
                 async with plane.watch(prefix) as events:
-                    with trio.fail_after(15):
+                    with trio.fail_after(120):
                         while len(seen) < 60:
                             event = await anext(events)
                             if isinstance(event, Snapshot | Resync):
@@ -436,7 +446,7 @@ class ControlPlaneConformance:
             await take(events)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(put_all, plane, [f"{prefix}{number:03}" for number in range(50)])
-                with trio.fail_after(15):
+                with trio.fail_after(120):
                     while len(seen) < 50:
                         with trio.move_on_after(0.001):
                             seen.append(key_of(await anext(events)))

@@ -29,7 +29,7 @@ def fresh_subject() -> str:
 
 async def receive(subscription: Subscription) -> Message:
     """The next message; fails if none comes."""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         return await anext(subscription)
 
 
@@ -66,14 +66,14 @@ class EventPlaneConformance:
     @async_fixture
     async def plane(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """One process's plane."""
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with open_plane() as plane:
                 yield plane
 
     @async_fixture
     async def other(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """Another process's plane on the same broker."""
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with open_plane() as plane:
                 yield plane
 
@@ -406,7 +406,7 @@ class EventPlaneConformance:
     ) -> None:
         async with plane.subscribe(subject):
             pass
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while True:  # The server learns of it when the plane's next bytes arrive.
                 try:
                     await other.request(subject, b"x", timeout_s=0.05)

@@ -107,7 +107,7 @@ class History:
                 return await plane.revoke_lease(lease_id)
 
     async def _receive(self, events: AsyncIterator[WatchEvent]) -> str:
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             event = await anext(events)
         if isinstance(event, Put):
             self.facts.append(("saw put", self._entry(event.entry)))

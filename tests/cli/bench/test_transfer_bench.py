@@ -133,7 +133,6 @@ def test_one_wrong_byte_or_a_block_in_the_wrong_place_is_seen() -> None:
 # --- for real -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_both_directions_are_measured_between_two_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,7 +148,6 @@ def test_both_directions_are_measured_between_two_processes(
         assert row.block_us > 0
 
 
-@pytest.mark.slow
 def test_a_backend_that_is_not_here_is_a_row_with_its_reason_and_a_failure_if_it_was_named(
     place: Place, tmp_path: Path
 ) -> None:
@@ -166,7 +164,6 @@ def test_a_backend_that_is_not_here_is_a_row_with_its_reason_and_a_failure_if_it
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_is_a_reason_and_not_a_hang() -> None:
     peer = command.Peer("owner", "tcp", "16", "4096")
     try:
@@ -179,7 +176,6 @@ def test_a_process_that_dies_is_a_reason_and_not_a_hang() -> None:
         peer.close()
 
 
-@pytest.mark.slow
 def test_what_a_process_says_before_it_ends_is_the_reason() -> None:
     peer = command.Peer("owner", "tcp", "16", "0")
     try:

@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-from tests.session.needs import HISTORY
+from tests.needs import HISTORY
 from trinamo.runtime.protocol.versions import SPOKEN
 
 ROOT: Final = Path(__file__).parents[3]

@@ -24,8 +24,6 @@ from tests.cluster.test_disaggregation import PROMPTS, alone, body, knows_prefil
 from tests.cluster.test_migration import Seen, ask, check_equal, freeze, stream
 from trinamo.cli.up.certs import write_secret
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 MODEL: Final = "of-another-build"
 START_S: Final = 60
 EXCHANGE: Final = Path(__file__).with_name("exchanging.py")
@@ -54,7 +52,7 @@ def member(here: RunningCluster, place: Path, source: Path, *arguments: str) -> 
 
 
 def models(url: str) -> list[str]:
-    return [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"]]
+    return [each["id"] for each in httpx.get(f"{url}/v1/models", timeout=120).json()["data"]]
 
 
 def chat(url: str, model: str, words: str, **more: Any) -> httpx.Response:

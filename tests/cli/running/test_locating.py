@@ -93,6 +93,30 @@ def test_a_cluster_that_runs_here_is_named_by_either_of_its_servers(
     assert capsys.readouterr().err == ""
 
 
+def test_of_clusters_that_share_an_etcd_the_one_with_the_prefix_is_meant(
+    younger: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the newest: its prefix would go before that of the environment."""
+    shared = {"control_plane.etcd.endpoints": "10.0.0.5:2379"}
+    runs = {}
+    for pid, prefix in ((os.getpid(), "team-a/"), (younger, "team-b/")):
+        runs[prefix] = run = attrs.evolve(
+            write_run(pid, 1000),
+            etcd=("10.0.0.5:2379",),
+            settings=shared | {"control_plane.etcd.key_prefix": prefix},
+        )
+        run.write()
+    with pytest.raises(ConfigError, match="key_prefix=team-a/;"):
+        join(SOURCES)
+    monkeypatch.setenv("TRINAMO_CONTROL_PLANE__ETCD__KEY_PREFIX", "team-a/")
+    target = locate(SOURCES)
+    assert target.run == runs["team-a/"]
+    assert target.config.control_plane.etcd.key_prefix == "team-a/"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TRINAMO_CONTROL_PLANE__ETCD__KEY_PREFIX", "team-c/")
+    assert locate(Sources(overrides=shared)).run is None
+
+
 def test_servers_of_somebody_s_own_are_meant_alone() -> None:
     write_run(os.getpid(), 1000)
     named = SOURCES.with_overrides(control_plane__etcd__endpoints="127.0.0.1:1")

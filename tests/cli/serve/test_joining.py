@@ -19,8 +19,6 @@ import pytest
 from tests.cli.places import Place, RunningCluster, cluster, wait_for
 from tests.servers import listening_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
@@ -46,7 +44,7 @@ def beside(home: RunningCluster, name: str, *arguments: str) -> Iterator[Place]:
         yield place
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
 
 
 def ask(url: str, model: str, text: str) -> str:
@@ -56,14 +54,14 @@ def ask(url: str, model: str, text: str) -> str:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         answer = json.load(response)
     assert answer["model"] == model
     return str(answer["choices"][0]["message"]["content"])
 
 
 def models(url: str) -> set[str]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=20) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=120) as response:
         return {each["id"] for each in json.load(response)["data"]}
 
 
@@ -75,7 +73,7 @@ def run_file(home: RunningCluster) -> tuple[Path, dict[str, Any]]:
 def test_a_second_worker_answers_through_the_frontend_that_runs(home: RunningCluster) -> None:
     with beside(home, "second", "worker", "--engine", "echo", "--model-name", "second") as place:
         assert f"joins the cluster of `trinamo up`, pid {home.process.pid}" in place.output
-        wait_for(lambda: "second" in models(home.url), 20, "the second model")
+        wait_for(lambda: "second" in models(home.url), 120, "the second model")
         assert ask(home.url, "second", "are you there?") == "are you there?"
         assert ask(home.url, "echo", "and you?") == "and you?"
         status = json.loads(home.place.run("status", "--json").stdout)
@@ -83,14 +81,14 @@ def test_a_second_worker_answers_through_the_frontend_that_runs(home: RunningClu
             "echo",
             "second",
         ]
-    wait_for(lambda: "second" not in models(home.url), 20, "the second model's end")
+    wait_for(lambda: "second" not in models(home.url), 120, "the second model's end")
 
 
 def test_a_second_frontend_serves_the_same_models(home: RunningCluster) -> None:
     with beside(home, "frontend", "frontend", "--port", "0") as place:
         found = re.search(r"url (http://[^\s,]+)", place.output)
         assert found is not None
-        wait_for(lambda: "echo" in models(found[1]), 20, "the models")
+        wait_for(lambda: "echo" in models(found[1]), 120, "the models")
         assert ask(found[1], "echo", "by the side door") == "by the side door"
 
 
@@ -100,7 +98,7 @@ def test_a_frontend_with_upstreams_of_its_own_joins_nothing(home: RunningCluster
         assert "joins" not in place.output
         found = re.search(r"url (http://[^\s,]+)", place.output)
         assert found is not None
-        wait_for(lambda: "echo" in models(found[1]), 20, "the models")
+        wait_for(lambda: "echo" in models(found[1]), 120, "the models")
 
 
 def test_an_upstream_that_no_engine_asks_is_refused(home: RunningCluster) -> None:
@@ -114,9 +112,11 @@ def test_an_upstream_that_no_engine_asks_is_refused(home: RunningCluster) -> Non
 def test_every_command_that_looks_at_the_cluster_gets_in(
     home: RunningCluster, words: tuple[str, ...]
 ) -> None:
-    done = home.place.run(*words)
+    def gets_in() -> bool:
+        # Each has a patience of its own, which a busy machine may exceed; to be refused is for ever.
+        return home.place.run(*words).returncode == 0
 
-    assert done.returncode == 0, done.stderr
+    wait_for(gets_in, 300, f"trinamo {' '.join(words)} is let in")
 
 
 def test_a_cluster_is_joined_by_the_address_of_its_etcd(home: RunningCluster) -> None:
@@ -156,7 +156,7 @@ def test_a_stranger_gets_no_word_out_of_nats(home: RunningCluster) -> None:
     _, written = run_file(home)
     host, port = written["nats"][0].removeprefix("nats://").split(":")
 
-    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+    with socket.create_connection((host, int(port)), timeout=120) as stranger:
         stranger.sendall(b"CONNECT {}\r\nSUB > 1\r\nPING\r\n")
         answer = b"".join(iter(lambda: stranger.recv(4096), b""))
 
@@ -172,7 +172,7 @@ def test_no_port_of_the_cluster_takes_a_key_by_http(home: RunningCluster) -> Non
     assert all(each.startswith("unix:") for each in written["etcd"])
     assert urlsplit(home.url).port in ports
     for port in ports:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as page:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as page:
             body = b'{"key": "YQ==", "value": "YQ=="}'
             page.sendall(
                 b"POST /v3/kv/put HTTP/1.1\r\nHost: evil\r\nContent-Type: text/plain\r\n"

@@ -55,8 +55,6 @@ async def test_requests_over_nats_wait_as_long_as_the_event_plane_says() -> None
             await ack_of(data.request_planes["nats"], "a.worker.that.hangs", stream("r1"), b"")
 
 
-@pytest.mark.services
-@pytest.mark.slow
 async def test_an_embedded_nats_of_one_process_is_closed_and_used() -> None:
     overrides = {"event_plane.embedded": True, "event_plane.nats.jetstream": True}
     config = load_config(environ={}, overrides=overrides)

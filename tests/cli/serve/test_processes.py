@@ -28,7 +28,6 @@ from tests.cli.places import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 COUNT = 3
 
 
@@ -78,7 +77,7 @@ class Frontends:
 
 
 def whose(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=120) as response:
         page = response.read().decode()
     (pid,) = re.findall(r'trinamo_process_info{pid="(\d+)",process="frontend-\d"} 1\.0', page)
     return int(pid)
@@ -128,7 +127,7 @@ def three(place: Place, tmp_path: Path) -> Iterator[Frontends]:
     beside = Beside(tmp_path, place)
     with frontends(beside) as found:
         for pid in found.pids:
-            wait_for(partial(is_ready, beside, pid), 20, "the models' arrival")
+            wait_for(partial(is_ready, beside, pid), 120, "the models' arrival")
         yield found
 
 
@@ -143,8 +142,12 @@ class Beside(Place):
 
 def looks(place: Place) -> dict[int, dict[str, object]]:
     """What `trinamo status` knows of frontends that share a port, by pid."""
-    told = place.run("status", "--json").stdout
-    return {each["pid"]: each for each in json.loads(told)["frontends"]}
+    told = place.run("status", "--json")
+    if not told.stdout:
+        # A busy etcd did not answer it in time.
+        assert told.returncode, told.stderr
+        return {}
+    return {each["pid"]: each for each in json.loads(told.stdout)["frontends"]}
 
 
 def is_ready(place: Place, pid: int) -> bool:
@@ -156,6 +159,7 @@ def test_requests_spread_and_each_process_shows_its_own_numbers(three: Frontends
     answered = {three.answering() for _ in range(200)}
     assert answered == three.pids
     assert len(answered) == COUNT
+    wait_for(lambda: answered <= looks(three.place).keys(), 300, "all of them in the status")
     found = looks(three.place)
     mine = {pid: found[pid] for pid in answered}
     assert {each["name"] for each in mine.values()} == {"frontend-1", "frontend-2", "frontend-3"}
@@ -173,15 +177,15 @@ def test_one_that_is_killed_takes_its_clients_along_and_nobody_else(three: Front
         (victim,) = set(busy) & three.pids
         os.kill(victim, signal.SIGKILL)
         assert b"[DONE]" not in rest_of(client)
-    wait_for(lambda: "starting it again" in three.place.output, 10, "the word of it")
+    wait_for(lambda: "starting it again" in three.place.output, 120, "the word of it")
     # The port is never nobody's: the others answer all the while.
     assert all(three.answering() != victim for _ in range(20))
-    wait_for(lambda: "is back" in three.place.output, 30, "its return")
+    wait_for(lambda: "is back" in three.place.output, 120, "its return")
     (newcomer,) = three.pids - before
     assert three.pids == before - {victim} | {newcomer}
-    wait_for(lambda: three.answering() == newcomer, 20, "its part of the work")
+    wait_for(lambda: three.answering() == newcomer, 120, "its part of the work")
     # Its file names it, though nobody looks at it from time to time.
-    wait_for(lambda: newcomer in looks(three.place), 20, "its place in the file")
+    wait_for(lambda: newcomer in looks(three.place), 120, "its place in the file")
 
 
 def test_sigterm_drains_what_is_under_way_and_leaves_nothing(three: Frontends) -> None:
@@ -214,7 +218,7 @@ def test_both_signals_end_everything_at_once(three: Frontends) -> None:
     pids = three.pids
     with three.stream(100_000):
         three.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: "shutting down in order" in three.place.output, 10, "the first signal")
+        wait_for(lambda: "shutting down in order" in three.place.output, 120, "the first signal")
         three.process.send_signal(signal.SIGTERM)
         three.process.wait(END_TIMEOUT_S)
-    wait_for(lambda: not any(map(is_running, pids)), 5, "the children's end")
+    wait_for(lambda: not any(map(is_running, pids)), 120, "the children's end")

@@ -11,8 +11,6 @@ import pytest
 from tests.cli.places import END_TIMEOUT_S, Place
 from tests.servers import SessionNats
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
-
 
 @pytest.mark.parametrize(
     "role", [("worker", "--engine", "exact"), ("frontend", "--port", "0")], ids=lambda role: role[0]
@@ -25,7 +23,7 @@ def test_sigterm_ends_a_start_that_waits_for_etcd(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         etcd = f"127.0.0.1:{silent.getsockname()[1]}"
-        process = place.start(*role, "--etcd", etcd, "--nats", nats_server.url, is_forked=False)
+        process = place.start(*role, "--etcd", etcd, "--nats", nats_server.url)
         try:
             # It has come so far as to ask etcd, which takes the connection and says nothing.
             connection, _ = silent.accept()

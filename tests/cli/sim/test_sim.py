@@ -140,13 +140,11 @@ def test_two_runs_are_compared_row_by_row(sim: Say, failure: Path) -> None:
     assert picture.read_text("utf-8").count("<iframe ") == 2
 
 
-@pytest.mark.slow
 def test_digests_are_compared_between_processes(sim: Say) -> None:
     result = sim("check-determinism", "s10_stale_ack", "--seeds", "1..1")
     assert (result.exit_code, "6 runs of 1 seeds agree" in result.stdout) == (0, True)
 
 
-@pytest.mark.slow
 def test_a_swarm_over_two_processes_shows_no_log_of_theirs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trinamo.cli", "sim", "swarm", "kill", "--seeds", "1..4", "-j", "2"],
@@ -207,7 +205,6 @@ def test_every_command_has_help_with_examples(sim: Say, command: str) -> None:
     assert "Examples:" in result.stdout
 
 
-@pytest.mark.slow
 def test_the_tree_of_commands_loads_no_simulator() -> None:
     code = (
         "import sys, trinamo.cli.main\n"

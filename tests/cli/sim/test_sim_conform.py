@@ -27,7 +27,6 @@ def note(kind: str, host: str = "worker0.1", **fields: object) -> Row:
     return Row(0.0, host, kind, (("request", "r"), *fields.items()))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["handler_finishes", "worker_reset", "client_disconnects", "kill", "worker_dies", "stop"],
@@ -40,7 +39,6 @@ def test_fault_free_reset_fin_and_kill_are_as_simulated(name: str) -> None:
     assert found.requests > 0
 
 
-@pytest.mark.slow
 def test_what_is_done_to_a_host_of_real_sockets_meets_its_links() -> None:
     """Links take the sockets of connections over; a reset of none, and a kill that leaves them, showed nothing."""
     rows = play_for_real(load_scenario(FOLDER / "worker_reset.toml"), 3, 60.0)
@@ -60,7 +58,6 @@ def test_a_worker_may_end_its_answer_before_it_hears_that_the_connection_is_rese
     )
 
 
-@pytest.mark.slow
 def test_a_cluster_that_answers_otherwise_does_not_conform(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: the simulated run is given other requests than the real one."""
     scenario = load_scenario(FOLDER / "handler_finishes.toml")
@@ -75,7 +72,6 @@ def test_a_cluster_that_answers_otherwise_does_not_conform(monkeypatch: pytest.M
     assert not found.conforms
 
 
-@pytest.mark.slow
 def test_a_real_run_that_takes_too_long_is_given_up() -> None:
     import trio
 
@@ -168,7 +164,7 @@ def test_a_reset_is_heard_at_both_ends_and_a_kill_reads_as_eof() -> None:
     async def main() -> None:
         world.boot("server", serve)
         for what, event in connected.items():
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 world.boot(f"client-{what}", call, what)
                 await event.wait()
                 await trio.sleep(0.05)
@@ -176,7 +172,7 @@ def test_a_reset_is_heard_at_both_ends_and_a_kill_reads_as_eof() -> None:
                 assert network.reset(f"client-{what}", "server") == 1
             else:
                 world.kill("server")
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 await world.host(f"client-{what}").ended.wait()
 
     world.run(main)

@@ -26,7 +26,6 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "counter"
 
 
-@pytest.mark.slow
 def test_a_new_project_holds_until_it_is_broken_as_its_readme_says(project: Path) -> None:
     files = sorted(path.name for path in project.iterdir())
     assert files == ["README.md", "protocol.py", "scenario.py", "test_scenario.py"]
@@ -46,7 +45,6 @@ def test_a_new_project_holds_until_it_is_broken_as_its_readme_says(project: Path
     assert len([*project.glob("failures/*.html")]) == 1
 
 
-@pytest.mark.slow
 def test_a_folder_that_holds_something_is_left_alone(project: Path) -> None:
     (project / "protocol.py").write_text("mine")
     done = said(project.parent, TRINAMO, "sim", "new", "counter")

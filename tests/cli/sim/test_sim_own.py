@@ -98,14 +98,12 @@ def test_a_function_is_explored_and_compared(sim: Say) -> None:
     assert sim("diff", "dice.py::dice@1", "dice.py::dice@1").exit_code == 0
 
 
-@pytest.mark.slow
 def test_a_swarm_over_two_processes_finds_the_same(sim: Say, failure: Path) -> None:
     found = sim("swarm", "dice.py::dice", "--seeds", "0..40", "--out", "two", "-j", 2)
     assert found.exit_code == 1, found.output
     assert (Path("two") / failure.name).read_text() == failure.read_text()
 
 
-@pytest.mark.slow
 def test_digests_of_a_function_are_compared_between_processes(sim: Say) -> None:
     result = sim("check-determinism", "dice.py::own_world", "--seeds", "1..1")
     assert "6 runs of 1 seeds agree" in result.stdout

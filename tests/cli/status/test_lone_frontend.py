@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cli.places import END_TIMEOUT_S, START_TIMEOUT_S, Place, wait_for
 from tests.servers import session_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 ALONE = ("--port", "0", "--set", "event_plane.backend=memory")
 
 

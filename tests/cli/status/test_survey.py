@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from attrs import evolve
 from rich.console import Console
 
 from trinamo.cli.running.locating import Target
-from trinamo.cli.status.asking import _dialling, survey_cluster
+from trinamo.cli.status.asking import _dialling, is_alone, survey_cluster
 from trinamo.cli.status.text import survey_json, survey_tables
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.config.http import HttpConfig
@@ -24,6 +25,7 @@ from trinamo.runtime.errors import ConnectError, UnavailableError
 from trinamo.runtime.http.metrics import FrontendMetrics
 from trinamo.runtime.http.service import HttpService
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
+from trinamo.runtime.protocol.discovery.instances import FrontendEntry
 from trinamo.runtime.view.listing import InstanceLook, ModelLook
 from trinamo.runtime.view.overview import FrontendView, InstanceView, Overview
 from trinamo.runtime.view.rows import SINGLY_MAX
@@ -32,6 +34,7 @@ from trinamo.runtime.view.survey import (
     Asking,
     FrontendLook,
     Survey,
+    add_listed,
     ask_frontends,
     ask_instances,
     ask_processes,
@@ -123,6 +126,52 @@ async def test_a_frontend_that_wants_a_key_is_not_away(tmp_path: Path) -> None:
     assert survey.frontend == {"url": url, "status": "unavailable", "in_flight": 0}
     assert survey.away == []
     assert known.instances
+
+
+async def test_of_a_frontend_in_front_of_upstreams_no_other_cluster_is_looked_at() -> None:
+    """Whatever etcd the command would find here is another cluster's."""
+    known = msgspec.structs.replace(seen("live", "away"), control=None)
+    nobody = Target(load_config(environ={}), None, is_named=False)
+    async with frontend(known) as url:
+        assert await is_alone(nobody.config, url)
+        # The control plane of a package need not count.
+        package = load_config(environ={}, overrides={"control_plane.backend": "sqlite"})
+        assert not await is_alone(package, url)
+        survey = await survey_cluster(nobody, url=url, timeout_s=60)
+
+    assert survey.etcd == ""
+    assert [each.seen for each in survey.instances] == ["live", "away"]
+    assert not any("etcd" in each for each in survey.away)
+    async with frontend(seen("live")) as url:
+        assert not await is_alone(nobody.config, url)
+
+
+def test_a_frontend_and_an_instance_are_shown_with_the_machine_they_are_on() -> None:
+    looks = [FrontendLook("frontend", 0, "http://0.0.0.0:8787", "http://10.0.0.1:9090")]
+    add_listed(
+        looks,
+        [
+            FrontendEntry(
+                id="1", url="http://10.0.0.1:8787", status="http://10.0.0.1:9090", host="alpha"
+            ),
+            FrontendEntry(
+                id="2", url="http://10.0.0.2:8787", status="http://10.0.0.2:9090", host="beta"
+            ),
+        ],
+    )
+    survey = Survey(etcd="", cluster=None, frontend=None, frontends=looks)
+    survey.instances = [
+        evolve(look(""), id=name, metadata={"model": "m", "host": name})
+        for name in ("alpha", "beta")
+    ]
+    text = text_of(survey)
+
+    assert "frontend on alpha: http://10.0.0.1:8787" in text
+    assert "on beta: http://10.0.0.2:8787" in text
+    assert "0.0.0.0" not in text
+    assert "host" in text
+    survey.instances = survey.instances[:1]
+    assert "host" not in text_of(survey)
 
 
 async def test_the_frontend_is_believed_while_etcd_is_away() -> None:

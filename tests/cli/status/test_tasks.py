@@ -6,11 +6,7 @@ import json
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.cli.places import Place, cluster, wait_for
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
 
 ENGINE = """
 import trinamo, trio
@@ -26,7 +22,7 @@ SECRET = "a-prompt-that-is-nobodys-business"
 def ask(url: str) -> socket.socket:
     """Ask what nobody answers; closed, the client has left."""
     host, _, port = url.rpartition("//")[2].partition(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.create_connection((host, int(port)), timeout=120)
     body = json.dumps({"model": "stuck", "prompt": SECRET, "max_tokens": 5})
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"

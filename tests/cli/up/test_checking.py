@@ -11,8 +11,6 @@ from trinamo.cli.up import plan
 from trinamo.runtime.config.worker import WorkerConfig
 from trinamo.runtime.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(
     ("code", "words"),

@@ -11,8 +11,6 @@ import pytest
 
 from tests.cli.places import Place, RunningCluster, cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
@@ -30,7 +28,7 @@ def test_blocks_move_while_a_long_prompt_is_answered(running: RunningCluster) ->
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urlopen(request, timeout=30) as response:
+    with urlopen(request, timeout=120) as response:
         assert json.load(response)["usage"]["completion_tokens"] == 8
 
     found = json.loads(running.place.run("status", "--json").stdout)

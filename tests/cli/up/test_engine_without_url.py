@@ -12,7 +12,6 @@ from trinamo.cli.up.plan import plan_cluster
 from trinamo.runtime.errors import ConfigError
 
 
-@pytest.mark.slow
 def test_it_is_told_by_a_setting_that_this_command_has(tmp_path: Path) -> None:
     """`--upstream` is an option of `trinamo worker` alone."""
     place = Place(tmp_path)

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.cli.places import Place, RunningCluster, cluster, wait_for
-
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+from tests.cli.places import Place, RunningCluster, cluster, unknown_model, wait_for
 
 MINE = """\
 import trinamo
@@ -79,7 +77,7 @@ def test_what_it_raises_is_told_to_the_operator_and_not_to_the_client(
     assert failed.value.code == "engine"
     assert "secret" not in json.dumps(failed.value.body)
     sentence = "engine parrot raised ValueError: a secret (mine.py:7, in engine)"
-    wait_for(lambda: sentence in parrots.place.output, 10, "the operator's sentence")
+    wait_for(lambda: sentence in parrots.place.output, 120, "the operator's sentence")
     assert client.completions.create(model="parrot", prompt="on").choices[0].text == "ON !"
 
 
@@ -90,7 +88,7 @@ def test_a_worker_beside_it_joins_by_itself(client: openai.OpenAI, parrots: Runn
     words = shlex.split(printed.split("trinamo worker ")[1])
     other = place.start("worker", *words, "--model-name", "second")
     try:
-        wait_for(lambda: "second" in [model.id for model in client.models.list()], 30, "its model")
+        wait_for(lambda: "second" in [model.id for model in client.models.list()], 120, "its model")
         answer = client.completions.create(model="second", prompt="hello")
         assert answer.choices[0].text == "HELLO !"
     finally:
@@ -165,6 +163,6 @@ def test_a_program_that_connects_finds_the_cluster_by_itself(parrots: RunningClu
         "A B ",
         "A ",
         "typed",
-        "the model 'nobody' does not exist; served here: parrot",
+        unknown_model("nobody", "parrot"),
         "1",
     ], done.stderr

@@ -57,9 +57,6 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
         yield Ports(etcd, nats, running)
 
 
-real = [pytest.mark.slow, pytest.mark.services]
-
-
 def etcdctl(*arguments: str) -> str:
     tool = Path(sys.executable).with_name("etcdctl")
     done = subprocess.run(
@@ -69,8 +66,6 @@ def etcdctl(*arguments: str) -> str:
 
 
 class TestOfOneCluster:
-    pytestmark = real
-
     def test_a_stranger_s_client_reads_what_up_says(self, ports: Ports) -> None:
         assert f"etcdctl --endpoints 127.0.0.1:{ports.etcd} get" in ports.running.place.output
 
@@ -121,7 +116,7 @@ class TestOfOneCluster:
             wait_for(lambda: "second" in place.run("status", "--json").stdout, 60, models)
         finally:
             process.terminate()
-            assert process.wait(30) == 0, beside.output
+            assert process.wait(120) == 0, beside.output
 
     def test_a_port_in_use_is_one_sentence_that_names_the_option(self, ports: Ports) -> None:
         for option, port in (("--etcd-port", ports.etcd), ("--nats-port", ports.nats)):

@@ -21,9 +21,6 @@ from tests.soak.asking import Answer, Outcome, ask_in_time, judged
 from trinamo.transports.assembly.run_file import ProcessEntry, find_runs
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.machines,
-    pytest.mark.services,
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -113,7 +110,7 @@ async def restart(name: str) -> None:
 async def answers(url: str) -> bool:
     if not url:
         return True
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         try:
             return (await client.get(f"{url}/health")).status_code == 200
         except httpx.TransportError:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-import pytest
 import trio
 import trio.testing
 
+from trinamo.conformance.control import fresh_prefix
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import ControlPlane
+from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
 from trinamo.transports.memory.control import ControlFaults, MemoryControlPlane
 from trinamo.transports.memory.store import MemoryStore
 from trinamo.transports.security.signed import signed_control
@@ -59,9 +60,6 @@ class Server(Protocol):
 class Backend(Protocol):
     """One implementation under test."""
 
-    is_virtual: bool
-    """Whether its time is trio's, so that the test may jump over waits."""
-
     def open_plane(self) -> AbstractAsyncContextManager[ControlPlane]:
         """One more plane over the backend's shared store."""
         ...
@@ -81,20 +79,15 @@ class Backend(Protocol):
         ...
 
 
-def run_on_fitting_clock(
+def run_on_virtual_clock(
     function: Callable[[], Any], *, clock: trio.abc.Clock | None, instruments: list[Any]
 ) -> Any:
-    """`trio.run` for pytest-trio: virtual time if the test's backend is virtual."""
-    keywords: dict[str, Any] = getattr(function, "keywords", {})
-    if any(getattr(value, "is_virtual", False) for value in keywords.values()):
-        clock = trio.testing.MockClock(autojump_threshold=0)
+    """`trio.run` for pytest-trio where nothing but the test's own tasks is waited for."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
     return trio.run(function, clock=clock, instruments=instruments)
 
 
-on_fitting_clock = pytest.mark.trio(run=run_on_fitting_clock)
-
-
-async def eventually(operation: Callable[[], Any], *, timeout_s: float = 20) -> Any:
+async def eventually(operation: Callable[[], Any], *, timeout_s: float = 120) -> Any:
     """Repeat an operation over an outage until it works."""
     with trio.fail_after(timeout_s):
         while True:
@@ -145,8 +138,6 @@ class MemoryServer:
 class MemoryBackend:
     """Planes over one `MemoryStore`."""
 
-    is_virtual = True
-
     def __init__(self) -> None:
         self.store = MemoryStore()
 
@@ -185,3 +176,8 @@ class SignedBackend(MemoryBackend):
     async def open_linked_plane(self) -> AsyncIterator[tuple[ControlPlane, Link]]:
         async with super().open_linked_plane() as (plane, link):
             yield signed_control(plane, RealEnv(), [SECRET]), link
+
+
+def prefix_on(backend: Backend) -> str:
+    """Prefix of one test's keys: below what is signed, where the backend signs."""
+    return f"{INSTANCE_PREFIX if isinstance(backend, SignedBackend) else ''}{fresh_prefix()}"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.control.backends import Backend, MemoryBackend, SignedBackend
+from tests import needs
+from tests.conformance.control.backends import Backend, MemoryBackend, SignedBackend, prefix_on
 from tests.conformance.control.etcd_members import SYSTEM_ETCD, EtcdBackend
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.servers import session_etcd
-from tests.session import needs
 from tests.worlds import in_world
 from trinamo.conformance.control import OpenControl
-from trinamo.runtime.protocol.discovery.instances import INSTANCE_PREFIX
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +29,8 @@ def system_etcd() -> Iterator[str]:
         "memory",
         "signed",
         "simulated",
-        pytest.param("etcd", marks=pytest.mark.services),
-        pytest.param("system-etcd", marks=pytest.mark.services),
+        "etcd",
+        pytest.param("system-etcd", marks=pytest.mark.check),
     ]
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
@@ -61,6 +57,5 @@ def open_plane(backend: Backend) -> OpenControl:
 
 @pytest.fixture
 def prefix(backend: Backend) -> str:
-    """Where this test's keys are, in a store that others use too; below what is signed where that is tested."""
-    signed = INSTANCE_PREFIX if isinstance(backend, SignedBackend) else ""
-    return f"{signed}test-{next(_numbers)}/"
+    """Prefix of this test's keys in a store that other tests use too."""
+    return prefix_on(backend)

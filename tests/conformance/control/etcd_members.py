@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.conformance.control.backends import Link, Server
-from tests.proxy import open_proxy
+from tests.processes.proxy import open_proxy
 from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.planes import ControlPlane
 from trinamo.transports.etcd import open_etcd
@@ -43,8 +43,6 @@ class EtcdServer:
 
 class EtcdBackend:
     """Planes over one etcd of the test session."""
-
-    is_virtual = False
 
     def __init__(self, endpoint: str, *, binary: Path | None = None) -> None:
         self._endpoint = endpoint

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from tests.conformance.control.backends import Backend, MemoryBackend, run_on_fitting_clock
+from tests.conformance.control.backends import Backend, MemoryBackend
 from tests.conformance.control.etcd_members import EtcdBackend
 from tests.conformance.simulated import SimulatedEtcdBackend
 from tests.worlds import in_world
@@ -18,12 +18,10 @@ from trinamo.runtime.planes import ControlPlane
 from trinamo.runtime.worker.metrics import WorkerMetrics
 from trinamo.runtime.worker.registration import Registrar
 
-pytestmark = pytest.mark.trio(run=run_on_fitting_clock)
-
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(params=["memory", "simulated", pytest.param("etcd", marks=pytest.mark.services)])
+@pytest.fixture(params=["memory", "simulated", "etcd"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "memory":
         yield MemoryBackend()
@@ -44,7 +42,7 @@ class SeededEnv(RealEnv):
 
 
 async def wait_value(plane: ControlPlane, key: str, value: bytes) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while (held := await plane.get(key)) is None or held.value != value:
             await trio.sleep(0.02)
 

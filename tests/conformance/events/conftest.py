@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.conformance.simulated import unreal_broker
-from tests.session import needs
 from tests.transports.nats.brokers import (
     Broker,
     NatsServerUnderTest,
@@ -19,10 +19,10 @@ from trinamo.conformance.events import OpenEvents
 from trinamo.transports.servers.binaries import find_nats_server
 
 DEBIAN_SERVER = Path("/usr/sbin/nats-server")
-NATS: Any = pytest.param("nats", marks=pytest.mark.services)
+NATS: Any = "nats"
 DEBIAN: Any = pytest.param(
     "nats-debian",
-    marks=[pytest.mark.services, needs.SYSTEM_NATS.unless(DEBIAN_SERVER.exists())],
+    marks=[pytest.mark.check, needs.SYSTEM_NATS.unless(DEBIAN_SERVER.exists())],
 )
 
 

@@ -24,7 +24,7 @@ def subject() -> str:
 async def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(
     mortal_broker: Broker, subject: str
 ) -> None:
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with (
             mortal_broker.connect() as plane,
             mortal_broker.connect() as other,
@@ -55,7 +55,7 @@ async def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_bac
 async def test_a_subscription_made_while_the_broker_is_away_works_when_it_is_back(
     mortal_broker: Broker, subject: str
 ) -> None:
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with mortal_broker.connect() as plane:
             await mortal_broker.stop()
             await wait_away(plane)
@@ -72,7 +72,7 @@ async def test_a_subscription_made_while_the_broker_is_away_works_when_it_is_bac
 async def test_the_buffer_for_an_absent_broker_is_bounded_and_its_overflow_counted(
     mortal_broker: Broker, subject: str
 ) -> None:
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with (
             mortal_broker.connect() as plane,
             plane.subscribe(subject) as subscription,
@@ -98,7 +98,7 @@ async def test_the_buffer_for_an_absent_broker_is_bounded_and_its_overflow_count
 async def test_a_request_that_never_left_ends_definitely_and_is_not_sent_later(
     mortal_broker: Broker, subject: str
 ) -> None:
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with (
             mortal_broker.connect() as plane,
             plane.subscribe(subject) as subscription,
@@ -118,7 +118,7 @@ async def test_a_request_that_never_left_ends_definitely_and_is_not_sent_later(
 async def test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_back(
     mortal_broker: Broker, subject: str
 ) -> None:
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with mortal_broker.connect() as plane, trio.open_nursery() as nursery:
             await nursery.start(echo, plane, subject)
             await mortal_broker.stop()

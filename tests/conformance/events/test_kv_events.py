@@ -26,7 +26,7 @@ from trinamo.runtime.protocol.kv.names import HASH_BYTES, block_keys
 from trinamo.transports.servers.binaries import find_nats_server
 
 ENDPOINT = EndpointName("ns", "engine", "generate")
-NATS: Any = pytest.param("nats", marks=[pytest.mark.services, pytest.mark.slow])
+NATS: Any = "nats"
 
 
 @pytest.fixture(params=["memory", "simulated", NATS])
@@ -48,7 +48,7 @@ def hashes(start: int, stop: int) -> tuple[bytes, ...]:
 
 
 async def until_known(index: KvIndex, truth: dict[str, tuple[bytes, ...]]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while any(index.blocks(name) != set(block_keys(held)) for name, held in truth.items()):
             await trio.sleep(0.005)
 

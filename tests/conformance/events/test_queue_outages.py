@@ -16,7 +16,6 @@ def name() -> str:
     return fresh_name()
 
 
-@pytest.mark.slow
 async def test_jobs_leases_and_fences_outlive_a_killed_broker(
     mortal_broker: Broker, name: str
 ) -> None:
@@ -49,7 +48,6 @@ async def test_jobs_leases_and_fences_outlive_a_killed_broker(
             assert (await queue.statistics()).depth == 0
 
 
-@pytest.mark.slow
 async def test_a_put_bridges_a_broker_that_comes_back(mortal_broker: Broker, name: str) -> None:
     with trio.fail_after(60):
         async with mortal_broker.connect() as plane, plane.work_queue(name, limits=LIMITS) as queue:

@@ -63,7 +63,7 @@ class Ends:
 async def opened(broker: Broker) -> AsyncIterator[Ends]:
     name = f"sealed-{fresh_subject().rpartition('.')[2]}"
     limits = QueueLimits(duplicate_window_s=0.2, attempts_max=2)
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with (
             broker.connect(SECRET) as one,
             broker.connect(SECRET) as other,

@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.conformance.requests.service import ack_of, probe, result_of, stream, unary
 from tests.conformance.requests.tcp_pairs import Pair, connected
-from tests.garbage import uncollected
+from tests.leftovers import uncollected
 from tests.transports.tcp.ends import accept_member, eventually, options
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.errors import (

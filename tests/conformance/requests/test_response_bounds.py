@@ -147,7 +147,6 @@ async def test_one_stream_has_one_consumer(home: Home) -> None:
             nursery.cancel_scope.cancel()
 
 
-@pytest.mark.slow
 async def test_many_streams_with_every_ending_leave_nothing_behind(home: Home) -> None:
     endings = ("finish", "fail", "drop", "kill", "stop", "vanish")
 

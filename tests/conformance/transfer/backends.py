@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import attrs
 
-from tests.session.needs import MOONCAKE, NIXL
+from tests.needs import MOONCAKE, NIXL
 from trinamo.runtime.planes import TransferPlane
 from trinamo.transports.memory.transfer import TransferFabric, open_memory_transfer_plane
 from trinamo.transports.mooncake.engine import Engine, MooncakeOptions, make_engine

@@ -31,7 +31,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
     """No test waits for ever."""
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         yield
 
 

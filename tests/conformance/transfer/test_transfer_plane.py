@@ -53,7 +53,6 @@ def shapes(count: int) -> dict[str, tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("block_bytes", [1, 8, 1000, 1024, 1025, 16384, 1 << 20])
-@pytest.mark.slow
 async def test_blocks_of_any_size_move_however_they_lie(
     ends: Ends, direction: Direction, block_bytes: int
 ) -> None:

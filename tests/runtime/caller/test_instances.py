@@ -264,3 +264,12 @@ def test_if_discovery_names_less_than_half_the_first_to_return_do_not_get_it_all
     assert table.candidates(0) == [A, B, C]
     table.put(B)
     assert table.candidates(0) == [A, B]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_left_without_draining_is_named_whether_or_not_it_may_be_stale(keeps: bool) -> None:
+    """`router.stale_grace_s: null` is a choice of an operator, whose workers may be killed, too."""
+    for transports, names in ((["tcp"], [A]), (None, [])):
+        table = Table(A, keeps=keeps, transports=transports)
+        table.delete(A.key)
+        assert [each for each, _ in table.gone()] == names

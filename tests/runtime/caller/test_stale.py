@@ -11,6 +11,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.runtime.caller.requests import NAME, Request, SeededEnv, ToldPlane, instance, place
+from trinamo.runtime.caller.instances import GONE_S
 from trinamo.runtime.caller.record import InstanceStatus
 from trinamo.runtime.caller.router import Router
 from trinamo.runtime.env import RealEnv
@@ -200,10 +201,60 @@ async def test_the_news_that_somebody_came_left_or_is_leaving_can_be_waited_for(
                 await reached.router.wait_change(seen)
             assert waiting.cancelled_caught
         grace.append(reached.router.removal_grace_s("1"))
-        with trio.fail_after(1):
+        with trio.fail_after(120):
             await reached.put(draining=True)
             after = await reached.router.wait_change(seen)
             grace.append(reached.router.removal_grace_s("1"))
             await reached.delete()
             assert await reached.router.wait_change(after) > after > seen
         assert grace == [10.0, 0.0, 10.0, 0.0]
+
+
+async def test_an_instance_that_left_without_draining_is_named_for_a_quarter_of_an_hour(
+    autojump_clock: MockClock,
+) -> None:
+    """A worker that was killed or frozen is not forgotten with its lease."""
+    async with Reached().running() as reached:
+        reached.tcp.status = None
+        await reached.delete()
+        await trio.sleep(60)
+        assert reached.live_count == 0
+        assert [each.id for each, _ in reached.router.gone()] == ["1"]
+        assert reached.metrics.value("instances", endpoint=str(NAME), state="gone") == 1
+        await trio.sleep(900)
+        assert list(reached.router.gone()) == []
+        assert reached.metrics.value("instances", endpoint=str(NAME), state="gone") == 0
+
+
+async def test_an_instance_that_drained_or_is_replaced_is_not_named_as_gone(
+    autojump_clock: MockClock,
+) -> None:
+    async with Reached().running() as reached:
+        await reached.put(draining=True)
+        await reached.delete()
+        await trio.sleep(60)
+        assert list(reached.router.gone()) == []
+        await reached.put(incarnation=2)
+        reached.tcp.break_off()
+        await reached.delete()
+        assert [each.id for each, _ in reached.router.gone()] == ["1"]
+        two = instance("2")
+        await reached.store.put(two.key, encode_instance(two))
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(reached.router.gone()) == []
+
+
+async def test_one_that_joins_replaces_none_whose_time_is_over(autojump_clock: MockClock) -> None:
+    """Also if nobody has looked since."""
+    async with Reached().running() as reached:
+        await reached.store.put(instance("2").key, encode_instance(instance("2")))
+        await trio.testing.wait_all_tasks_blocked()
+        reached.tcp.break_off()
+        await trio.testing.wait_all_tasks_blocked()
+        await reached.delete()
+        await trio.sleep(GONE_S)
+        await reached.store.delete(instance("2").key)
+        await trio.testing.wait_all_tasks_blocked()
+        await reached.store.put(instance("3").key, encode_instance(instance("3")))
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(reached.router.gone()) == []

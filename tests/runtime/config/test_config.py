@@ -272,7 +272,6 @@ WORDS = ["http", "port", "data_plane", "tcp", "control_plane", "etcd", "endpoint
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.dates()
 
 
-@pytest.mark.slow
 @given(
     st.text(max_size=80)
     | st.recursive(
@@ -289,7 +288,6 @@ def test_whatever_a_file_says_is_a_configuration_or_an_error(text: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.slow
 @given(st.sampled_from(sorted(config_fields(Config))), st.text(max_size=20))
 def test_whatever_a_variable_says_is_a_configuration_or_an_error(key: str, text: str) -> None:
     name = "TRINAMO_" + key.replace(".", "__").upper()

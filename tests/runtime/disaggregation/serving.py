@@ -131,7 +131,7 @@ class Workers:
     async def wait_blocks_free(self) -> None:
         """Every block of every worker that lives is free again."""
         living = [each for each in self.all if not each.ended.is_set()]
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while any(each.free_blocks != each.engine.info.block_count for each in living):
                 await trio.sleep(0.005)
 
@@ -189,7 +189,7 @@ async def open_workers(
         for each in served:
             ready = trio.Event()
             nursery.start_soon(_serve, each, transports, overrides, ready)
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 await ready.wait()
         client = await caller.client(MODEL)
         await client.router.wait_instances(sum(role != "prefill" for role in roles))
@@ -217,7 +217,7 @@ async def alone(request: GenerateRequest) -> list[int]:
         return tokens([delta async for delta in host.generate(request, Context("alone"))])
 
 
-async def until(is_true: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+async def until(is_true: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
     """Poll what no event of ours announces."""
     with trio.fail_after(timeout_s):
         while not is_true():

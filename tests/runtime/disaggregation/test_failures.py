@@ -28,7 +28,6 @@ from trinamo.runtime.planes import LeasedJob
 from trinamo.runtime.protocol.disaggregation.messages import RemotePrefillRequest
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
 
-pytestmark = pytest.mark.slow
 LENGTH = 200
 
 both_modes = pytest.mark.parametrize("mode", MODES)
@@ -149,7 +148,7 @@ async def test_a_prompt_whose_blocks_cannot_be_moved_is_computed_here(
 
     monkeypatch.setattr(EngineTransfers, "move", move)
     async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             answered = await workers.ask(prompt(LENGTH))
         decode = workers.of("decode")
 
@@ -172,7 +171,7 @@ async def test_a_first_token_that_is_none_of_the_engine_s_is_not_gone_on_from(
 
     monkeypatch.setattr(Pinned, "first_token", first_token)
     async with open_workers("decode", "prefill", disaggregation__mode=mode) as workers:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             answered = await workers.ask(prompt(LENGTH))
         decode = workers.of("decode")
 
@@ -325,7 +324,7 @@ async def test_a_prefill_worker_that_leaves_finishes_what_it_has(mode: str) -> N
         prefill.stop.request()
         await trio.sleep(0.05)
         prefill.steps.allow(1000)
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             await prefill.ended.wait()
         await until(lambda: asking.deltas is not None)
 

@@ -66,7 +66,7 @@ async def test_a_prompt_beyond_the_share_is_computed_here() -> None:
         # Of 512 blocks 25 are to come, and 20 may.
         engine, metrics = over(host, share=20 / 512)
         sink = Gathering()
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             await engine.forward(request, Context("r"), sink)
     assert tokens(sink.deltas) == await alone(request)
     assert metrics.counts == {PrefillReason.POOL_LENT: 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 import trio
@@ -21,6 +22,7 @@ from tests.runtime.disaggregation.serving import (
 )
 from tests.runtime.one_process import OneProcess, config
 from trinamo.runtime.engines import open_echo_engine
+from trinamo.runtime.engines.exact.engine import ExactEngine
 from trinamo.runtime.engines.loop.host import open_engine_host
 from trinamo.runtime.engines.loop.step import StepEngine
 from trinamo.runtime.env import RealEnv
@@ -29,8 +31,7 @@ from trinamo.runtime.process.roles import serve_worker
 from trinamo.runtime.process.settings import PREFILL_TOKENS_LOCAL_MAX, write_setting
 from trinamo.runtime.process.stopping import StopRequest
 from trinamo.runtime.protocol.discovery.candidates import Policy
-
-pytestmark = pytest.mark.slow
+from trinamo.runtime.protocol.openai.generate import GenerateRequest
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -42,7 +43,7 @@ async def test_a_long_prompt_is_computed_elsewhere_and_answered_alike(
     """Whoever made the memory that the blocks are moved from and to."""
     request = prompt(length)
     async with open_workers("decode", "prefill", make=make, disaggregation__mode=mode) as workers:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             answered = await workers.ask(request)
         decode, prefill = workers.of("decode"), workers.of("prefill")
 
@@ -60,7 +61,7 @@ async def test_a_prefill_worker_is_found_whatever_the_policy(mode: str, policy: 
     """Clients that name who answers name nobody who computes their prompts."""
     changed: dict[str, Any] = {"disaggregation__mode": mode, "router__policy": policy}
     async with open_workers("decode", "prefill", **changed) as workers:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await workers.ask(prompt(48))
         decode = workers.of("decode")
         assert decode.prefills("remote", "long_prompt", mode) == 1
@@ -149,3 +150,22 @@ async def test_a_role_that_the_engine_cannot_play_is_refused_at_the_start(role: 
             await serve_worker(
                 closed, RealEnv(), OneProcess(), host, StopRequest(), ready=lambda _: None
             )
+    unnamed = make_engine()
+    unnamed.info = attrs.evolve(unnamed.info, kv_fingerprint="")
+    async with open_engine_host(unnamed) as host:
+        with pytest.raises(ConfigError, match=rf"{role}.*kv_fingerprint.*is empty.*Set it"):
+            await serve_worker(
+                section, RealEnv(), OneProcess(), host, StopRequest(), ready=lambda _: None
+            )
+    async with open_engine_host(TextOnly()) as host:
+        with pytest.raises(ConfigError, match=f"{role}.*`encode`.*request.token_ids"):
+            await serve_worker(
+                section, RealEnv(), OneProcess(), host, StopRequest(), ready=lambda _: None
+            )
+
+
+class TextOnly(ExactEngine):
+    """As an engine whose author knows prompts of text alone."""
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        return list(request.text.encode())

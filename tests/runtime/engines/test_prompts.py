@@ -44,7 +44,6 @@ def test_an_unknown_tokenizer_is_none() -> None:
     assert tokenizer_of("") is None
 
 
-@pytest.mark.slow
 def test_making_tokens_needs_no_numpy() -> None:
     code = "import trinamo.runtime.engines.prompts, sys; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -57,7 +57,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_stop", [False, True])
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("case", CASES)

@@ -87,3 +87,11 @@ def test_a_false_beginning_is_shown_late() -> None:
 def test_an_empty_stop_string_cannot_be_matched() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         StopMatcher([""])
+
+
+def test_the_choices_of_a_request_share_what_its_stop_strings_cost() -> None:
+    stop = ["ab", "b", "abc"]
+    one, other = StopMatcher(stop), StopMatcher(list(stop))
+    assert one._borders is other._borders
+    assert one.push("xabc") == "x"
+    assert other.push("xa") == "x"

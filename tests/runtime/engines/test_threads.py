@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from trinamo.runtime.engines.threads import THREAD_VARIABLES, core_count, limit_threads
+from trinamo.runtime.engines.threads import (
+    THREAD_VARIABLES,
+    Cores,
+    busy_cores,
+    count_cores,
+    limit_threads,
+    threads_of_step,
+)
 
 SCRIPT = """
 import sys
@@ -40,7 +47,6 @@ def test_no_thread_is_too_few() -> None:
         limit_threads(0)
 
 
-@pytest.mark.slow
 def test_the_engines_package_imports_neither_numpy_nor_an_extra() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
@@ -58,5 +64,45 @@ def test_cores_are_those_that_the_container_pays_for(
     (tmp_path / "cpu.max").write_text(quota)
     scheduled = len(os.sched_getaffinity(0))
     expected = scheduled if bound is None else min(scheduled, bound)
-    assert core_count(tmp_path / "cpu.max") == expected
-    assert core_count(tmp_path / "none") == scheduled
+    assert count_cores(tmp_path / "cpu.max").usable == expected
+    assert count_cores(tmp_path / "none").usable == scheduled
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "granted", "busy", "sharing", "threads"),
+    [
+        (2, 2, 0.0, 1, 2),
+        (2, 2, 0.3, 1, 2),  # A desktop's own noise.
+        (2, 2, 0.8, 1, 1),
+        (2, 2, 1.0, 1, 1),
+        (2, 2, 2.0, 1, 1),  # One is the least.
+        (1, 1, 0.0, 1, 1),
+        (8, 8, 1.0, 1, 7),
+        (8, 8, 3.9, 2, 2),
+        (8, 8, 0.0, 3, 2),
+        (64, 4, 30.0, 1, 4),  # A container's quota is its own, whatever others of the host do.
+        (64, 4, 62.0, 1, 2),
+        (64, 0, 0.0, 1, 1),  # Half a core's quota.
+        (2, 2, 0.0, 0, 2),
+    ],
+)
+def test_a_step_has_as_many_threads_as_cores_are_free(
+    scheduled: int, granted: int, busy: float, sharing: int, threads: int
+) -> None:
+    assert threads_of_step(Cores(scheduled, granted), busy=busy, sharing=sharing) == threads
+
+
+def test_busy_cores_are_read_from_what_was_not_idle_between_two_looks(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    scheduled = sorted(os.sched_getaffinity(0))
+    own, foreign = scheduled[0], scheduled[-1] + 1
+
+    def write(idle: int, used: int) -> None:
+        rows = [(own, used, idle), (foreign, 10 * used, idle)]
+        lines = [f"cpu{number} {user} 5 7 {rest} 3 0 1 2 9 9" for number, user, rest in rows]
+        stat.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8", *lines, "intr 5", ""]))
+
+    write(idle=100, used=50)
+    assert busy_cores(stat, lambda _: write(idle=110, used=80)) == pytest.approx(0.75)
+    assert busy_cores(stat, lambda _: None) == 0, "no tick has passed"
+    assert busy_cores(tmp_path / "none", lambda _: None) == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import types
+import zlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.runtime.http.running import on_every_server
 from trinamo import HttpService
 from trinamo.runtime.context import Context
 from trinamo.runtime.errors import OverloadedError
-from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies, Body
+from trinamo.runtime.http.bodies import SMALL_BODY_BYTES, Bodies, Body, _zstd
 from trinamo.runtime.protocol.openai.generate import (
     Delta,
     FinishReason,
@@ -47,6 +49,62 @@ def test_only_what_is_long_is_counted_and_all_of_it_is_given_back() -> None:
     assert bodies.bytes_held == 0
 
 
+def compressed(coding: str, body: bytes) -> bytes:
+    if coding == "zstd":
+        library = _zstd()
+        return b"" if library is None else bytes(library.compress(body))
+    if coding == "bare":
+        made = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        return made.compress(body) + made.flush()
+    return gzip.compress(body) if coding == "gzip" else zlib.compress(body)
+
+
+CODINGS = ["gzip", "deflate", "bare", *(["zstd"] if _zstd() is not None else [])]
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_a_compressed_body_is_read_within_the_same_bounds(serve: Any, coding: str) -> None:
+    running = await serve(body_bytes_max=1 << 16)
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": coding.replace("bare", "deflate").upper(),
+    }
+    body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
+    cases = [
+        (compressed(coding, body), 200),
+        (compressed(coding, body + b" " * ((1 << 16) - len(body))), 200),
+        (compressed(coding, body + b" " * (1 << 16)), 413),
+        (compressed(coding, b" " * (16 << 20)), 413),
+        (compressed(coding, body)[:-3], 400),
+        (b"\x07no such thing", 400),
+    ]
+    if coding in ("gzip", "zstd"):
+        cases.append((compressed(coding, body[:9]) + compressed(coding, body[9:]), 200))
+        for empty, status in ((15, 200), (16, 400), (1000, 400)):
+            cases.append((compressed(coding, b"") * empty + compressed(coding, body), status))
+    async with running.client() as client:
+        for data, status in cases:
+            answer = await client.post("/v1/completions", content=data, headers=headers)
+            assert answer.status_code == status, (answer.text, len(data))
+    assert {each.prompt for each in running.engine.requests} == {"a"}
+
+
+async def test_a_body_that_is_compressed_otherwise_is_refused_by_the_name(serve: Any) -> None:
+    running = await serve()
+    async with running.client() as client:
+        for coding in ("br", "gzip, gzip", "x"):
+            headers = {"content-type": "application/json", "content-encoding": coding}
+            answer = await client.post("/v1/completions", content=b"{}", headers=headers)
+            assert answer.status_code == 415
+            assert (
+                f"content-encoding is '{coding}'; it must be gzip"
+                in answer.json()["error"]["message"]
+            )
+        headers = {"content-type": "application/json", "content-encoding": "identity"}
+        answer = await client.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+        assert answer.status_code == 200
+
+
 async def start(running: Any, announced: int, sent: int) -> trio.SocketStream:
     stream: trio.SocketStream = await running.connect()
     await stream.send_all(HEAD % announced + b" " * sent)
@@ -55,7 +113,7 @@ async def start(running: Any, announced: int, sent: int) -> trio.SocketStream:
 
 async def read_answer(stream: trio.SocketStream) -> bytes:
     received = b""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while b"\r\n\r\n" not in received or b"}}" not in received:
             data = await stream.receive_some()
             assert data, received
@@ -201,7 +259,7 @@ async def test_a_prompt_is_measured_against_its_model_s_card() -> None:
     async with trio.open_nursery() as nursery:
         port = await nursery.start(service.run)
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120
         ) as client:
             for prompt, status in (([1] * 64, 200), ([1] * 65, 400), ("a" * 100_000, 400)):
                 response = await client.post("/v1/completions", json={"prompt": prompt})

@@ -153,7 +153,7 @@ async def test_deltas_that_come_at_once_travel_together(serve: Any) -> None:
     stream = await running.connect()
     await stream.send_all(running.post(model="pushed", stream=True))
     received = b""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while b"[DONE]" not in received:
             received += await stream.receive_some()
     # Behind the head each piece has a size line.
@@ -408,6 +408,44 @@ async def test_a_field_that_nobody_knows_is_told_of_as_configured(
     assert "x-trinamo-unknown-fields" not in plain.headers
 
 
+FLAT: Any = {"type": "function", "name": "f"}
+BESIDE: list[tuple[str, dict[str, Any]]] = [
+    ("chat/completions", {**HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("responses", {"input": "a", "tools": [FLAT]}),
+    (
+        "messages",
+        {
+            "messages": HELLO["messages"],
+            "max_tokens": 9,
+            "tools": [{"name": "f", "input_schema": {}}],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BESIDE, ids=[path for path, _ in BESIDE])
+async def test_tools_that_other_servers_run_are_left_out_beside_functions(
+    serve: Any, path: str, body: dict[str, Any]
+) -> None:
+    """Or refused, as configured; and where there is no function, whatever is configured."""
+    theirs: Any = [{"type": "web_search_2\n"}, {"type": "local_shell"}, {"type": "local_shell"}]
+    mixed = body | {"tools": [theirs[0], *body["tools"], *theirs[1:]]}
+    for policy in ("drop", "refuse"):
+        running = await serve(server_tools=policy)
+        answer = await post(running, f"/v1/{path}", mixed)
+        if policy == "refuse":
+            assert answer.status_code == 400
+            assert "'tools[0].type' is 'web_search_2" in answer.json()["error"]["message"]
+        else:
+            assert answer.headers["x-trinamo-dropped-tools"] == "web_search_2?, local_shell"
+            (tool,) = json.loads(running.engine.requests[0].tools)
+            assert tool["function"]["name"] == "f"
+        plain = await post(running, f"/v1/{path}", body)
+        assert (plain.status_code, plain.headers.get("x-trinamo-dropped-tools")) == (200, None)
+        alone = await post(running, f"/v1/{path}", body | {"tools": theirs})
+        assert alone.status_code == 400
+
+
 @pytest.mark.parametrize("policy", ["warn", "ignore"])
 async def test_what_holds_an_answer_to_a_form_is_never_passed_over(serve: Any, policy: str) -> None:
     running = await serve(unknown_fields=policy)
@@ -428,3 +466,36 @@ async def test_what_a_request_leaves_out_is_as_the_model_s_card_says(serve: Any)
     for body in ({"model": "cool"}, {"model": "cool", "temperature": 0.7}, {}):
         await post(running, "/v1/chat/completions", {**HELLO, **body})
     assert [each.temperature for each in running.engine.requests] == [0.2, 0.7, 1.0]
+
+
+async def test_a_bound_that_a_request_leaves_out_is_the_model_s(serve: Any) -> None:
+    """Of chats and responses; -1 is none, and no answer is shorter than it must be."""
+    running = await serve()
+    card = ModelCard(
+        name="brief",
+        endpoint="a/b/d",
+        features=["end_tokens"],
+        sampling=SamplingDefaults(max_tokens=600),
+    )
+    running.service.model_manager().add_model(card, running.engine)
+
+    async def bound(path: str, **body: Any) -> int | None:
+        await post(running, path, {"model": "brief", **body})
+        found = running.engine.requests[-1].max_tokens
+        assert found is None or isinstance(found, int)
+        return found
+
+    chat = "/v1/chat/completions"
+    assert await bound(chat, **HELLO) == 600
+    assert await bound(chat, **HELLO, max_tokens=7) == 7
+    assert await bound(chat, **HELLO, max_completion_tokens=-1) is None
+    assert await bound(chat, **HELLO, ignore_eos=True, min_tokens=601) == 601
+    assert await bound("/v1/responses", input="hi") == 600
+    assert await bound("/v1/responses", input="hi", max_output_tokens=7) == 7
+    assert await bound("/v1/responses", input="hi", ignore_eos=True, min_tokens=601) == 601
+    assert await bound("/v1/completions", prompt="hi") == 16
+    async with running.client() as client:
+        models = (await client.get("/v1/models")).json()["data"]
+    told = {each["id"]: each.get("default_parameters") for each in models}
+    assert told["brief"] == {"max_tokens": 600}
+    assert told["local"] is None

@@ -101,7 +101,7 @@ async def test_what_fails_for_one_choice_fails_the_answer_and_ends_the_others(
 
     running = await serve(fail_second)
     async with running.client() as client:
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             answer = await client.post(
                 "/v1/completions", json={"prompt": ["a", "b"], "stream": stream}
             )
@@ -144,6 +144,50 @@ async def test_choices_take_the_places_that_are_free_and_else_come_one_after_ano
     assert len(answer.json()["choices"]) == 8
     assert most == 3
     assert running.service.admission.in_flight == 0
+
+
+async def test_places_of_choices_go_to_who_waits_and_come_back_once_none_waits(serve: Any) -> None:
+    """The answer goes on in its own last place, and others are not refused behind its 12 choices."""
+    turns: dict[str, list[trio.Event]] = defaultdict(list)
+
+    async def hold(request: GenerateRequest, _: Context) -> AsyncGenerator[Delta, None]:
+        end = trio.Event()
+        turns[request.prompt or ""].append(end)
+        await end.wait()
+        yield Delta("x", [1], FinishReason.STOP)
+
+    running = await serve(hold, requests_max=3, queue_max=8)
+    admission, engine = running.service.admission, running.engine
+
+    def end_one(who: str) -> None:
+        turns[who].pop(0).set()
+
+    async def ask(prompt: str, n: int) -> None:
+        answer = await client.post("/v1/completions", json={"prompt": prompt, "n": n})
+        assert len(answer.json()["choices"]) == n
+
+    async with running.client() as client, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "many", 12)
+        await running.wait_for(lambda: len(turns["many"]) == 3)
+        for count in (1, 2, 3):
+            nursery.start_soon(ask, "one", 1)
+            await running.wait_for(lambda count=count: admission.queue.length == count)
+        for count in (1, 2):
+            end_one("many")
+            await running.wait_for(lambda count=count: len(turns["one"]) == count)
+        assert (len(turns["many"]), admission.queue.length) == (1, 1), "its own place is the last"
+        end_one("many")
+        await running.wait_for(lambda: len(turns["many"]) == 1)
+        assert admission.queue.length == 1
+        for _ in range(3):
+            await running.wait_for(lambda: turns["one"])
+            end_one("one")
+        await running.wait_for(lambda: engine.running == 1)
+        end_one("many")
+        for left in (8, 7, 6, 5, 4, 3, 2, 1):
+            await running.wait_for(lambda left=left: len(turns["many"]) == min(3, left))
+            end_one("many")
+    assert admission.in_flight == 0
 
 
 async def test_choices_wait_for_each_other_where_a_worker_has_no_room_beside(serve: Any) -> None:

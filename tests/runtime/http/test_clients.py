@@ -33,7 +33,6 @@ NO_DELTAS: list[Delta] = []
 MESSAGES: Any = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 
 
-@pytest.mark.slow
 async def test_the_synchronous_client_gets_whole_and_streamed_answers(serve: Any) -> None:
     running = await serve()
 

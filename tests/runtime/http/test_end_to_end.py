@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
-import pytest
 import trio
 import trio.lowlevel
 
@@ -67,7 +66,7 @@ class Cluster:
         return self.service.metrics.value(name, model="m", endpoint="completions", **labels)
 
     async def wait_for(self, is_so: Any) -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while not is_so():
                 await trio.sleep(0.002)
 
@@ -107,7 +106,7 @@ async def open_both(**settings: Any) -> AsyncIterator[Cluster]:
 
 async def read_all(stream: trio.SocketStream) -> bytes:
     received = bytearray()
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while b"[DONE]" not in received[-40:]:
             data = await stream.receive_some()
             assert data, bytes(received[-300:])
@@ -115,7 +114,6 @@ async def read_all(stream: trio.SocketStream) -> bytes:
     return bytes(received)
 
 
-@pytest.mark.slow
 async def test_a_client_that_does_not_read_holds_up_nobody_and_is_cut_off() -> None:
     """Its worker is paused, the others' go on, and in the end the books say that it left."""
     async with open_both(write_timeout_s=1.0) as cluster:
@@ -136,7 +134,6 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_is_cut_off() -> N
         assert cluster.value("client_disconnects_total") == 1
 
 
-@pytest.mark.slow
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
     """Before the head, at the first token, in the middle, at the end; at once or by a reset."""
     count = 60

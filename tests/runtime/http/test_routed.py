@@ -66,7 +66,7 @@ class Frontend:
 
     async def until(self, is_so: Any) -> None:
         """A real socket sets the pace."""
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while not is_so():
                 await trio.sleep(0.002)
 
@@ -82,7 +82,7 @@ async def open_frontend(transports: OneProcess) -> AsyncIterator[Frontend]:
         await nursery.start(watch_models, runtime.control, runtime, service.model_manager())
         port = await nursery.start(service.run)
         url = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as client:
             yield Frontend(runtime, service, client)
         nursery.cancel_scope.cancel()
 

@@ -42,7 +42,7 @@ async def wait_closed(running: Any) -> None:
         await stream.aclose()
         return False
 
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while not await is_refused():
             await trio.sleep(0.01)
     await running.wait_quiet()
@@ -129,7 +129,7 @@ async def test_after_the_lame_duck_s_time_no_request_runs_into_a_refusal_on_a_co
             lines = response.aiter_lines()
             await anext(lines)
             running.service.stop()
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 assert await idle.receive_some() == b""
             may_finish.set()
             assert [line async for line in lines if line][-1] == "data: [DONE]"
@@ -141,6 +141,31 @@ async def test_after_the_lame_duck_s_time_the_service_ends(serve: Any) -> None:
     running = await serve(lame_duck_s=0.02)
     running.service.stop()
     await wait_closed(running)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_request_that_has_arrived_when_idle_connections_are_closed_is_answered(
+    serve: Any, is_used: bool
+) -> None:
+    """A client that got no answer would not know whether to send it again."""
+    running = await serve()
+    count = running.value("connections", kind="http")
+    stream, idle = await running.connect(), await running.connect()
+    await running.wait_for(lambda: running.value("connections", kind="http") == count + 2)
+    if is_used:
+        await stream.send_all(running.post())
+        assert b" 200 " in await stream.receive_some()
+    await trio.testing.wait_all_tasks_blocked()
+    running.send_now(stream, running.post())
+    await running.service.server.close_idle()
+    running.service.admission.drain()
+    answer = await stream.receive_some()
+    assert b" 200 " in answer
+    assert b"connection: close" in answer
+    for each in (stream, idle):
+        while await each.receive_some():
+            pass
+        await each.aclose()
 
 
 async def test_a_shared_port_is_the_others_while_one_of_them_drains(serve: Any) -> None:
@@ -161,7 +186,8 @@ async def test_a_shared_port_is_the_others_while_one_of_them_drains(serve: Any) 
     late = [await first.connect() for _ in range(20)]
     first.service.stop()
     for each in late:
-        await each.send_all(first.post())
+        first.send_now(each, first.post())
+    for each in late:
         assert b" 200 " in await each.receive_some()
     await first.wait_for(lambda: first.service.admission.is_draining)
     before = len(second.engine.requests)
@@ -233,13 +259,12 @@ async def test_an_idle_keep_alive_connection_does_not_hold_the_stop_up(serve: An
     while not received.endswith(b'{"status":"live"}'):
         received += await stream.receive_some()
     running.service.stop()
-    with trio.fail_after(5):
+    with trio.fail_after(120):
         assert await stream.receive_some() == b""
     await stream.aclose()
     await wait_closed(running)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_a_client_that_never_reads_does_not_hold_the_stop_up(
     serve: Any, is_streamed: bool
@@ -277,7 +302,7 @@ async def test_cancelling_the_service_closes_everything_at_once(serve: Any) -> N
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
-        with trio.fail_after(5):
+        with trio.fail_after(120):
             while not service.admission.in_flight:
                 await trio.sleep(0.001)
         await trio.sleep(0.1)  # until the socket's buffers are full

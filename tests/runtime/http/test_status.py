@@ -49,6 +49,7 @@ ROWS = [
     (HostNotAllowedError("m"), 421, "invalid_request_error", None),
     (KilledError("m", reason=Reason.CLIENT_DISCONNECT), 499, "invalid_request_error", None),
     (errors.EngineError("m"), 500, "server_error", None),
+    (errors.GrammarDeadEndError("m"), 500, "server_error", None),
     (errors.ConfigError("m"), 500, "server_error", None),
     (errors.BackendMissingError("m"), 500, "server_error", None),
     (errors.LocalProtocolError("m"), 500, "server_error", None),

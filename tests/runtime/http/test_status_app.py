@@ -23,7 +23,9 @@ async def test_it_tells_health_life_metrics_and_traces() -> None:
     server = Server(app, HttpConfig(port=0), metrics=metrics, rng=env.rng)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120
+        ) as http:
             assert (await http.get("/health")).json() == {"status": "ready", "instance": "7"}
             assert (await http.get("/live")).status_code == 200
             assert 'trinamo_lease_state{state="granted"} 1.0' in (await http.get("/metrics")).text

@@ -135,7 +135,6 @@ def told(events: list[str]) -> list[str]:
 times = st.sampled_from([0, 0.001, 0.01, 0.1])
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(
     gaps=st.lists(times, max_size=8),

@@ -93,14 +93,15 @@ def test_disconnects_cancellations_and_refusals_are_counted() -> None:
 def test_the_live_set_is_shown_until_nobody_watches() -> None:
     """The end of a router does not take away what its successor shows."""
     metrics = FrontendMetrics(StillEnv())
-    counts = [(3, 1, 2)]
-    metrics.live_set("a/b/c", lambda: (0, 0, 0))
+    counts = [(3, {"live": 3, "inhibited": 1, "stale": 2, "gone": 4})]
+    metrics.live_set("a/b/c", lambda: (0, {}))
     metrics.live_set("a/b/c", ask := lambda: counts[0])
-    metrics.endpoint_gone("a/b/c", lambda: (0, 0, 0))
+    metrics.endpoint_gone("a/b/c", lambda: (0, {}))
     assert metrics.value("live_instances", endpoint="a/b/c") == 3
     assert metrics.value("inhibited_instances", endpoint="a/b/c") == 1
     assert metrics.value("stale_instances", endpoint="a/b/c") == 2
-    counts[0] = (4, 0, 0)
+    assert metrics.value("instances", endpoint="a/b/c", state="gone") == 4
+    counts[0] = (4, {"live": 4})
     assert metrics.value("live_instances", endpoint="a/b/c") == 4
     metrics.endpoint_gone("a/b/c", ask)
     metrics.endpoint_gone("a/b/c", ask)

@@ -56,7 +56,7 @@ async def test_an_endpoint_is_found_called_and_gone_again() -> None:
             async with client.stream(5, int) as stream:
                 items = [item async for item in stream]
                 assert stream.instance == instance
-        with trio.fail_after(5):
+        with trio.fail_after(120):
             while client.router.instances:
                 await trio.sleep(0.005)
         with pytest.raises(UnavailableError):
@@ -182,7 +182,6 @@ async def test_a_handler_that_raises_is_a_typed_error_and_the_worker_lives(
     assert sum("the handler raised" in record.message for record in caplog.records) == 2
 
 
-@pytest.mark.slow
 async def test_clients_that_leave_leave_no_task_stream_or_block() -> None:
     """128 answers at 64 at once over two workers, a third of them abandoned after an item."""
     transports = OneProcess()
@@ -240,7 +239,7 @@ def ask(text: str) -> GenerateRequest:
 
 
 async def until_quiet(transports: OneProcess) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while transports.open_streams:
             await trio.sleep(0.005)
 
@@ -262,7 +261,7 @@ async def test_an_endpoint_called_in_a_generator_that_is_dropped_is_killed() -> 
             async with aclosing(relay()) as items:
                 first = await anext(items)
             assert server.worker is not None
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 await server.worker.wait_idle()
 
     assert first == 0
@@ -337,7 +336,6 @@ def run_script(body: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_an_error_in_the_body_is_printed_short_and_with_its_own_text() -> None:
     ended = run_script(
         """
@@ -358,7 +356,6 @@ def test_an_error_in_the_body_is_printed_short_and_with_its_own_text() -> None:
     assert len(lines) < 30, ended.stderr
 
 
-@pytest.mark.slow
 def test_an_error_in_the_body_is_caught_by_its_own_type() -> None:
     ended = run_script(
         """

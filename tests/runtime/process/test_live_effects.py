@@ -33,13 +33,11 @@ from trinamo.runtime.protocol.discovery.instances import EndpointName, Instance
 from trinamo.runtime.protocol.kv.names import RoutingHint
 from trinamo.runtime.worker.reports import Reports
 
-pytestmark = pytest.mark.slow
-
 Effect = Callable[[pytest.MonkeyPatch], Awaitable[None]]
 EFFECTS: dict[str, Effect] = {}
 OF_THE_COMMAND = {"log.level", "log.access"}
 """What these do is what `trinamo worker` and `frontend` do with them: tests/cli/test_live_settings.py."""
-TIMEOUT_S = 20
+TIMEOUT_S = 120
 
 
 def effect_of(name: str) -> Callable[[Effect], Effect]:

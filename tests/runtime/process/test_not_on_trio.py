@@ -24,7 +24,6 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "words"),
     [("connect", "asyncio runs here"), ("cell_of_a_notebook", "inside an asyncio loop here")],

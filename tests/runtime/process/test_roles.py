@@ -43,7 +43,7 @@ async def test_a_frontend_listens_once_it_knows_the_models_that_are_there() -> N
 
     async with open_small_cluster() as cluster:
         settings = config(http__port=0, http__status_port=0)
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await serve_frontend(
                 settings, RealEnv(), cluster.transports, stop, ready=ready, opened=opened
             )

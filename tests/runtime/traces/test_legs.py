@@ -33,7 +33,7 @@ class Cluster:
     async def ask(
         self, name: str, headers: dict[str, str] | None = None, *, n: int = 1
     ) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=120) as http:
             return await http.post(
                 "/v1/completions",
                 json={"prompt": TEXT, "max_tokens": 3, "n": n},
@@ -41,7 +41,7 @@ class Cluster:
             )
 
     async def legs(self, place: str, name: str) -> list[LegView]:
-        async with httpx.AsyncClient(base_url=place, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=place, trust_env=False, timeout=120) as http:
             body = (await http.get(f"/traces/{name}")).content
         assert b"nobody" not in body
         view = msgspec.json.decode(body, type=ProcessView)
@@ -73,7 +73,7 @@ async def open_cluster(**settings: object) -> AsyncIterator[Cluster]:
 
         await serve_frontend(told, env, transports, stop, ready=tell)
 
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for part in (work, work, front):
                 nursery.start_soon(part)

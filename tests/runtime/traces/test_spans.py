@@ -177,7 +177,7 @@ async def test_the_attempts_at_a_job_are_found_by_its_id() -> None:
         ):
             async with runtime.queues.open("jobs") as queue:
                 await queue.put("job-1", b"")
-                with trio.fail_after(20):
+                with trio.fail_after(120):
                     await done.wait()
             legs = runtime.traces.find("job-1")
         await eventually(lambda: len(planes.spans) == 4)
@@ -240,7 +240,7 @@ async def test_a_job_carries_its_caller_s_context_also_where_nobody_traces() -> 
         runtime.queues.consume("jobs", work, decode=bytes),
     ):
         await queue.put("job-1", b"", origin=JobOrigin(traceparent=ASKED, request_id="mine"))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await done.wait()
     assert told == [ASKED]
 
@@ -253,12 +253,11 @@ def open_legs(served: Served) -> list[str]:
     return [leg.name for leg in legs if leg.end is None] if legs else ["none"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_one_trace_crosses_queue_prefill_transfer_and_decode(mode: str) -> None:
     settings: dict[str, Any] = {"disaggregation__mode": mode, "tracing__enabled": True}
     async with open_workers("decode", "prefill", **settings) as workers:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await workers.ask(prompt(200), Context("mine"))
             await eventually(lambda: not any(open_legs(each) for each in workers.all))
     spans = workers.transports.spans

@@ -64,7 +64,7 @@ def event_of(told: ClusterSnapshot) -> bytes:
 
 async def until(is_so: Any) -> None:
     """Wait for something on the other side of a socket."""
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while not is_so():
             await trio.sleep(0.005)
 
@@ -95,7 +95,7 @@ class Shown:
         return await self.run(self.chromium.evaluate, expression)
 
     async def until(self, expression: str) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while not await self.evaluate(expression):
                 await trio.sleep(0.02)
 

@@ -17,7 +17,6 @@ from trinamo.runtime.view.looks import Gatherer
 from trinamo.runtime.view.survey import Survey
 
 pytestmark = [
-    pytest.mark.slow,
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -191,7 +190,7 @@ async def test_a_stranger_on_another_origin_may_not_read_it() -> None:
     """No CORS header, and a name that is not ours is refused before."""
     async with open_small_cluster() as cluster:
         url = f"{cluster.http.base_url}/dashboard/requests/abc"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             told = await client.get(url, headers={"origin": "http://evil.example"})
             rebound = await client.get(url, headers={"host": "evil.example"})
     assert "access-control-allow-origin" not in told.headers

@@ -146,14 +146,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "frontends"), [(1, 1), (1, 2)])
 async def test_a_cluster_that_is_whole(workers: int, frontends: int) -> None:
     async with open_small_cluster(workers=workers, frontends=frontends) as cluster:
         check(f"whole_{workers}_{frontends}", await all_of(cluster))
 
 
-@pytest.mark.slow
 async def test_a_cluster_whose_clients_need_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"alice (operator): {KEY}\n", "ascii")

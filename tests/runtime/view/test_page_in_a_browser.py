@@ -10,8 +10,8 @@ import attrs
 import msgspec
 import pytest
 
+from tests import needs
 from tests.runtime.view import pages
-from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo.runtime.planes import ControlStatistics, EventStatistics
 from trinamo.runtime.traces.ring import RequestView
@@ -22,7 +22,7 @@ from trinamo.runtime.view.rows import SINGLY_MAX, BackendRow, InstanceRow, group
 from trinamo.runtime.view.snapshot import ClusterSnapshot, FrontendRow, QueueRow
 from trinamo.runtime.view.timeline import Event
 
-pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
+pytestmark = [pytest.mark.check, needs.CHROMIUM.unless(CHROMIUM is not None)]
 
 HOSTILE = "<img src=x onerror='window.stolen=1'><script>window.stolen=1</script>"
 

@@ -31,10 +31,9 @@ async def listed(cluster: SmallCluster) -> list[dict[str, object]]:
     return found
 
 
-@pytest.mark.slow
 async def test_every_process_of_a_cluster_is_a_target_that_answers_with_its_metrics() -> None:
     async with open_small_cluster(workers=2) as cluster:
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while len(groups := await listed(cluster)) < 3:
                 await trio.sleep(0.05)
         for group in groups:
@@ -50,17 +49,15 @@ async def test_every_process_of_a_cluster_is_a_target_that_answers_with_its_metr
     assert labels[0]["__meta_trinamo_model"] == "small"  # type: ignore[index]
 
 
-@pytest.mark.slow
 async def test_a_frontend_leaves_no_entry_behind() -> None:
     async with open_small_cluster() as cluster:
         control = MemoryControlPlane(cluster.transports.store)
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while not (await control.range("frontends/")).entries:
                 await trio.sleep(0.01)
     assert (await control.range("frontends/")).entries == ()
 
 
-@pytest.mark.slow
 async def test_a_frontend_without_a_status_port_is_listed_where_it_was_asked() -> None:
     async with open_small_cluster(http__status_port="null") as cluster:
         groups = await listed(cluster)

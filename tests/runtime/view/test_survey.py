@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import trio
 
@@ -125,6 +126,22 @@ async def test_an_instance_is_away_if_a_frontend_does_not_reach_it_whatever_it_s
     assert (survey.instances[0].in_flight, survey.instances[0].seen) == (2, "cannot be reached")
 
 
+async def test_an_instance_that_left_without_draining_is_named_though_discovery_forgot_it() -> None:
+    """What it registered says where it was; nobody asks it, and it serves no model."""
+    lost = msgspec.structs.replace(
+        seen(2, "gone", 0), gone_s=300.0, metadata={"status": "http://x"}
+    )
+    survey = Survey(etcd="etcd", cluster=None, frontend=None)
+    control = Store(OneProcess().store)
+    await control.register(GENERATE, 1, model="m")
+    survey.instances = (await read_listing(control)).instances
+    await ask_instances(survey, Asking(fetch), [("frontend a", view(seen(1), lost))])
+
+    (told,) = survey.away
+    assert told.startswith(f"gone: instance 2 of {GENERATE}: it left 5 min ago without draining")
+    assert [(each.id, each.seen) for each in survey.instances] == [("1", "live"), ("2", "gone")]
+
+
 async def test_who_dials_in_vain_says_where_and_why() -> None:
     async def dial(address: str, instance_id: str) -> str:
         return f"cannot be reached at {address}: Connection refused"
@@ -178,7 +195,6 @@ def test_a_frontend_that_is_known_by_another_way_is_listed_once() -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_the_page_of_one_frontend_shows_all_of_them() -> None:

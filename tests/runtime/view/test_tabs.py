@@ -33,7 +33,9 @@ def settings(http_server: str, request: pytest.FixtureRequest) -> dict[str, Any]
 def client_of(service: Any) -> httpx.AsyncClient:
     url = f"{service.config.scheme}://127.0.0.1:{service.port}"
     limits = httpx.Limits(max_connections=200)
-    return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=20, limits=limits)
+    return httpx.AsyncClient(
+        base_url=url, trust_env=False, verify=False, timeout=120, limits=limits
+    )
 
 
 @on_every_server

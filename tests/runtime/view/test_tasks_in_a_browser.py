@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.runtime.small_cluster import open_small_cluster
 from tests.runtime.view.pages import Shown
-from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo.runtime.view.pages import Tabs
 
-pytestmark = [pytest.mark.slow, needs.CHROMIUM.unless(CHROMIUM is not None)]
+pytestmark = [pytest.mark.check, needs.CHROMIUM.unless(CHROMIUM is not None)]
 
 TASKS = "document.querySelector('#tasks')"
 

@@ -116,7 +116,7 @@ async def test_statistics_that_raise_refuse_a_request_and_end_nothing(
                 await client.stream(asked, Delta).__aenter__()
             assert refused.value.definite
             skipped = "load_reports_skipped_total"
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 while not process.metrics.value(skipped, endpoint=str(NAME)):
                     await trio.sleep(0.01)
             assert process.metrics.value("engine_steps_total", endpoint=str(NAME)) == 0

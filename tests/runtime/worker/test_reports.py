@@ -50,7 +50,7 @@ async def ask(client: Client, prompt: str) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(120):
         while not condition():
             await trio.sleep(0.005)
 

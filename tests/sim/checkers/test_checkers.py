@@ -265,7 +265,6 @@ def test_the_verdict_is_that_of_trying_every_order() -> None:
     assert verdicts == {True, False}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("play", "rule"), [(replicated_register, "linearizability"), (election, "one leader")]
 )

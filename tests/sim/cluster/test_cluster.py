@@ -62,7 +62,7 @@ def test_everything_leaves_in_order_at_the_end() -> None:
     assert outcome.cluster.store.holders() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.check
 def test_a_run_is_the_same_in_processes_with_other_hash_seeds() -> None:
     program = (
         "import logging; logging.disable(50)\n"

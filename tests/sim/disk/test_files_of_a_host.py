@@ -279,7 +279,6 @@ print(world.run(main))
 """
 
 
-@pytest.mark.slow
 def test_runs_with_files_are_the_same_in_every_process(tmp_path: Path) -> None:
     code = REPLAY.replace('{"b", "a", "c"}:', 'sorted({"b", "a", "c"}):')
     digests = {

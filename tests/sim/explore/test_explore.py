@@ -56,13 +56,12 @@ def test_a_swarm_finds_nothing_in_the_fenced_queue() -> None:
     assert swarm(FENCED, range(100)).failures == {}
 
 
-@pytest.mark.slow
+@pytest.mark.check
 def test_a_swarm_over_processes_finds_the_same() -> None:
     alone, together = swarm(STALE_ACK, range(100)), swarm(STALE_ACK, range(100), jobs=2)
     assert _summary(alone) == _summary(together)
 
 
-@pytest.mark.slow
 def test_what_a_swarm_found_when_it_is_ended_does_not_depend_on_its_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,7 +115,6 @@ def test_the_bounded_search_is_complete_and_finds_the_bug_with_one_deviation(pol
     assert buggy.first.deviation_count == 1
 
 
-@pytest.mark.slow
 def test_no_run_of_the_fenced_queue_within_three_deviations_breaks_it() -> None:
     search = explore_bounded(FENCED, max_deviations=3)
     assert search.is_complete
@@ -216,7 +214,6 @@ def test_pinning_shows_when_the_failure_becomes_inevitable() -> None:
     assert found.inevitable.time_s <= failing.finding.at_s
 
 
-@pytest.mark.slow
 def test_digests_agree_between_processes_and_hash_seeds() -> None:
     result = check_determinism(FENCED.changed(policy="step"), [1, 2])
     assert result.differences == []
@@ -224,7 +221,6 @@ def test_digests_agree_between_processes_and_hash_seeds() -> None:
     assert result.digests[1] == run(FENCED.changed(policy="step"), 1).digest
 
 
-@pytest.mark.slow
 def test_a_scenario_that_depends_on_the_hash_seed_is_found_out(tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(LEAKY)
     import sys

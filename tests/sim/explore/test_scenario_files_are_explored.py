@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import trinamo.sim.catalogue
 from trinamo.sim import SeedChoices
 from trinamo.sim.explore import Failure, load_failure, replay, run, save_failure, shrink, swarm
@@ -26,13 +24,11 @@ def test_a_failure_of_a_scenario_file_needs_no_other_file(tmp_path: Path) -> Non
     assert replay(load_failure(tmp_path / "failure.json")).is_exact
 
 
-@pytest.mark.slow
 def test_a_cluster_of_a_scenario_file_gives_one_digest_for_a_seed() -> None:
     scenario = play_of(CATALOGUE / "kill.toml")
     assert run(scenario, 3).digest == run(scenario, 3).digest != run(scenario, 4).digest
 
 
-@pytest.mark.slow
 def test_the_faults_of_a_scenario_file_can_be_left_out() -> None:
     scenario = play_of(CATALOGUE / "storm.toml")
     assert len(scenario.parameters["faults"]) > 1

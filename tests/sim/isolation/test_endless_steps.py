@@ -32,11 +32,11 @@ def test_a_busy_loop_ends_the_run_and_names_task_and_line() -> None:
     async def main() -> None:
         await world.boot("server", _spin_in_server).ended.wait()
 
-    world = World(SeedChoices(0), step_cpu_s_max=0.05)
+    world = World(SeedChoices(0), step_cpu_s_max=0.1)
     with pytest.raises(EndlessStep) as caught:
         world.run(main)
     first, *rest = str(caught.value).splitlines()
-    assert first.startswith("server.1 server:main took 0.05 s of processor time in one step")
+    assert first.startswith("server.1 server:main took 0.1 s of processor time in one step")
     assert "test_endless_steps.py:" in rest[0]
     assert rest[0].endswith("in _spin")
     assert rest[1].endswith("in _spin_in_server")
@@ -46,7 +46,7 @@ def test_a_busy_loop_ends_the_run_and_names_task_and_line() -> None:
 
 
 async def _wait_for_the_clock() -> None:
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + 60
     while time.monotonic() < until_s:
         pass
 
@@ -93,7 +93,7 @@ def test_it_ends_wherever_it_spins(spins: Callable[[], Awaitable[None]]) -> None
         world.boot("host", spins)
         await trio.sleep(10)
 
-    world = World(SeedChoices(0), step_cpu_s_max=0.02)
+    world = World(SeedChoices(0), step_cpu_s_max=0.1)
     with pytest.raises(EndlessStep, match=r"host\.1"):
         world.run(main)
 
@@ -103,7 +103,7 @@ def test_it_ends_in_an_event() -> None:
         world.after(1, _spin)
         await trio.sleep(10)
 
-    world = World(SeedChoices(0), step_cpu_s_max=0.02)
+    world = World(SeedChoices(0), step_cpu_s_max=0.1)
     with pytest.raises(EndlessStep, match="in _spin"):
         world.run(main)
 
@@ -174,7 +174,7 @@ def test_a_search_finds_it_and_plays_it_again() -> None:
                 while True:
                     random.random()
 
-        World(choices, step_cpu_s_max=0.03).run(main)
+        World(choices, step_cpu_s_max=0.1).run(main)
 
     found = search(play, seeds=range(20))
     assert isinstance(found, Found)

@@ -225,7 +225,6 @@ async def _play(script: Script) -> list[object]:
                 return await script(client, server)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_the_simulated_socket_behaves_like_the_kernels(script: Script) -> None:
     simulated: list[object] = []

@@ -13,6 +13,8 @@ import pytest
 
 from tests.sources import ROOT
 
+pytestmark = pytest.mark.check
+
 PAGE = ROOT / "docs/simulate_your_own_protocol.md"
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -63,7 +65,6 @@ def play(folder: Path, session: str) -> None:
 HALVES = PAGE.read_text("utf-8").partition("## 6. Two leaders")[::2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("half", "drawn"),
     [(HALVES[0], "small.html"), (HALVES[1], "leaders.html")],

@@ -12,8 +12,6 @@ import pytest
 
 from tests.sources import ROOT
 
-pytestmark = pytest.mark.slow
-
 RACE = '''
 import pytest
 import trio
@@ -83,6 +81,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.mark.check
 def test_a_failure_is_told_with_its_rule_seed_decisions_command_and_page(folder: Folder) -> None:
     """Also beside pytest-trio and xdist; the command that it prints replays it."""
     code, told = folder.run(RACE, "--sim-html", "pages", "-n", "1", "-o", "trio_mode=true")
@@ -104,6 +103,7 @@ def test_a_failure_is_told_with_its_rule_seed_decisions_command_and_page(folder:
     assert "def test_race" in again, "a replay fails with its own traceback"
 
 
+@pytest.mark.check
 def test_a_mended_test_passes_its_replay_with_a_warning_that_the_run_is_another(
     folder: Folder,
 ) -> None:
@@ -120,6 +120,7 @@ def test_a_mended_test_passes_its_replay_with_a_warning_that_the_run_is_another(
     assert (code, "1 skipped" in told) == (0, True), told
 
 
+@pytest.mark.check
 def test_a_saved_failure_is_played_before_the_seeds_until_it_holds_twice(folder: Folder) -> None:
     saved = folder.path / ".pytest_cache/d/trinamo-sim"
     _, first = folder.run(RACE)
@@ -136,6 +137,7 @@ def test_a_saved_failure_is_played_before_the_seeds_until_it_holds_twice(folder:
     assert not file.with_suffix(".html").exists()
 
 
+@pytest.mark.check
 def test_a_file_that_no_test_can_play_gets_a_sentence(folder: Folder) -> None:
     _, told = folder.run(RACE, "--sim-html", "pages")
     file = re.search(r"--sim-replay (\S+)", told)
@@ -159,6 +161,7 @@ def test_a_file_that_no_test_can_play_gets_a_sentence(folder: Folder) -> None:
     assert "is of a test in 'test_it.py', and there is no such file" in done.stderr
 
 
+@pytest.mark.check
 def test_a_seed_or_a_number_of_seeds_can_be_asked_for(folder: Folder) -> None:
     counting = """
 import pytest
@@ -375,6 +378,7 @@ def test_fails_without_a_run(drawn, number):
 """
 
 
+@pytest.mark.check
 def test_what_hypothesis_finds_is_made_small_saved_and_played_again(folder: Folder) -> None:
     """By our shrinker, which knows decisions and faults; by pytest or by the simulator's command."""
     code, told = folder.run(FED, "--sim-html", "pages", "-p", "no:cacheprovider")

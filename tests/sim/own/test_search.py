@@ -170,7 +170,6 @@ def test_a_failure_that_only_shows_once_is_told_as_it_was() -> None:
     assert (found.rule, found.decisions) == ("once", ())
 
 
-@pytest.mark.slow
 def test_several_processes_find_the_same(tmp_path: Path) -> None:
     alone, together = search(dice), search(dice, jobs=2, out=tmp_path)
     assert found_in(alone).decisions == found_in(together).decisions
@@ -201,7 +200,6 @@ print(max(processes))
 """
 
 
-@pytest.mark.slow
 def test_a_script_searches_in_as_many_processes_as_there_are_cores(tmp_path: Path) -> None:
     """It need not guard its main part, and what it changed in its module is changed in all of them."""
     script = tmp_path / "script.py"

@@ -30,7 +30,6 @@ PROTOCOLS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("module", "broken", "mended", "rule"), PROTOCOLS)
 def test_the_mistake_is_found_and_the_mended_one_holds(
     module: str, broken: str, mended: str, rule: str

@@ -21,9 +21,8 @@ from trinamo.transports.nats.queue.fetching import Fetcher
 
 CONSUMERS = Scenario("trinamo.sim.programs.queue_consumers")
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.check
 def test_a_swarm_finds_nothing() -> None:
     assert swarm(CONSUMERS, range(32)).failures == {}
 

@@ -168,7 +168,7 @@ def browser() -> Iterator[Browser]:
             os.close(our_answers)
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

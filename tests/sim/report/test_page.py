@@ -181,7 +181,6 @@ def test_the_way_home_that_a_worker_opens_belongs_to_the_request_it_began() -> N
     assert [m.request for m in events.messages] == ["r1", "r1"]
 
 
-@pytest.mark.slow
 def test_too_much_is_cut_to_the_latest_and_the_page_says_so() -> None:
     rows = [row(n / 1000, "w.1", "note", text="x" * 200) for n in range(30_000)]
     text = page(rows, About(title="big"), bytes_max=300_000)
@@ -193,7 +192,6 @@ def test_too_much_is_cut_to_the_latest_and_the_page_says_so() -> None:
     assert notes[-1][0] == 29.999
 
 
-@pytest.mark.slow
 def test_a_page_is_at_most_two_megabytes() -> None:
     rows = [row(n / 1000, f"h{n % 50}.1", f"kind{n}", text="é" * 290) for n in range(40_000)]
     assert len(page(rows, About(title="big")).encode()) <= BYTES_MAX

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.session import needs
+from tests import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo.sim import Choices, LabelledChoices, Network, SeedChoices, Violation, World, page_of
 from trinamo.sim.catalogue import FOLDER
@@ -19,7 +19,7 @@ from trinamo.sim.scenario.file import load_scenario
 from trinamo.sim.scenario.run import run_scenario
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.check,
     needs.CHROMIUM.unless(CHROMIUM is not None),
 ]
 

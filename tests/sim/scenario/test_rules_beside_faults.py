@@ -43,7 +43,6 @@ on = "worker1"
 at = 1.86
 for = 1.39
 """
-pytestmark = pytest.mark.slow
 
 LATE = '[[fault]]\ndo = "kill"\non = "worker1"\nat = 500.0\n'
 BROKER = '[[fault]]\ndo = "pause"\non = "broker"\nat = 0.0\nfor = 5.0\n'

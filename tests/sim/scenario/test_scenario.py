@@ -42,6 +42,7 @@ HEAD = 'name = "a"\nabout = "b"\n'
             "#0 is no number from 1 on",
         ),
         ('[[fault]]\ndo = "kill"\non = "worker0"', 4, "exactly one of at and after_note"),
+        ('[[fault]]\ndo = "restore"\nat = 1', 4, "restore needs for"),
         ('[expect]\ninvariants = ["I99"]', 4, "unknown invariant 'I99'"),
         ('[[mutant]]\nbug = "nack_is_succes"\nfinds = "I15"', 4, "did you mean 'nack_is_success'?"),
         ('[[byzantine]]\nact = "silense"', 4, "did you mean 'silence'?"),

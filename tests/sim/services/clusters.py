@@ -42,12 +42,14 @@ class Herd:
         self.etcd = SimulatedEtcd(self.world)
         self.members = [Member(f"worker-{number}") for number in range(count)]
         self.renewals: list[float] = []
+        self.renewed = trio.lowlevel.ParkingLot()
         self._ttl_s = ttl_s
         renew = self.etcd.store.keep_alive
 
         def keep_alive(lease_id: int, *, now: float) -> float:
             left_s = renew(lease_id, now=now)
             self.renewals.append(now)
+            self.renewed.unpark_all()
             return left_s
 
         self.etcd.store.keep_alive = keep_alive  # type: ignore[method-assign]

@@ -70,13 +70,12 @@ def test_a_message_on_its_way_when_the_broker_dies_is_lost_and_the_next_one_is_n
             await trio.sleep(0.2)
             await plane.publish("a", b"kept")
             stage.nats.restart()
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 assert (await anext(subscription)).payload == b"kept"
 
     Stage().play(story)
 
 
-@pytest.mark.slow
 def test_a_client_that_is_paused_for_too_many_messages_is_cut_off_and_comes_back() -> None:
     stage = Stage(pending_bytes_max=80_000)
     stage.network.window_bytes = 1024

@@ -84,7 +84,7 @@ def play_short_outages(seed: int, outage_s: float, *, ttl_s: float) -> None:
     async def story(herd: Herd) -> None:
         (member,) = herd.members
         for part in (0.0, 0.15, 0.3, 0.45, 0.499):
-            await _until_renewed(herd)
+            await herd.renewed.park()
             await trio.sleep(part * ttl_s)
             herd.cut()
             await trio.sleep(min(outage_s, (1 - part) * ttl_s - 3.0))
@@ -93,12 +93,6 @@ def play_short_outages(seed: int, outage_s: float, *, ttl_s: float) -> None:
             assert member.losses == []
 
     Herd(seed, ttl_s=ttl_s).run(story)
-
-
-async def _until_renewed(herd: Herd) -> None:
-    count = len(herd.renewals)
-    while len(herd.renewals) == count:
-        await trio.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -137,8 +131,7 @@ def renewals_per_slot(seed: int) -> Counter[int]:
     return per_slot
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(2))
 def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
     """S4: members whose store was away do not renew in one instant, and drift apart from then on."""
     per_slot = renewals_per_slot(seed)
@@ -147,7 +140,6 @@ def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
     assert max(third_period) - min(third_period) >= 15
 
 
-@pytest.mark.slow
 def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """S4's planted mutant: with the jitter taken out, all renew in the same tenth of a second."""
     steady = SimpleNamespace(uniform=lambda _low, _high: 1.0, getrandbits=lambda _bits: 0)
@@ -172,7 +164,6 @@ def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(renewals_per_slot(1).values()) == 50
 
 
-@pytest.mark.slow
 def test_a_renewal_that_waits_a_ttl_after_one_that_failed_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import pwd
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -22,11 +23,12 @@ from trinamo.transports.assembly.run_file import (
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Everything below a folder of the test's own."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Everything below a folder of the test's own, whose path leaves room for that of a socket."""
+    with tempfile.TemporaryDirectory(prefix="trinamo-test-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def run_file(pid: int = 0, started: int | None = None) -> RunFile:

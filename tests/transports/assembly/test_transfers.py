@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.session import needs
+from tests import needs
 from trinamo.runtime.config.config import Config, load_config
 from trinamo.runtime.config.planes import (
     DataPlaneConfig,
@@ -215,7 +215,6 @@ async def test_every_key_arrives_at_its_backend(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-@pytest.mark.slow
 async def test_memory_is_registered_with_every_backend_that_is_there() -> None:
     needs.NIXL.imported()
     wanted = section(nixl__enabled=True)

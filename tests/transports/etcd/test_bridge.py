@@ -12,7 +12,7 @@ import grpc
 import trio
 import trio.testing
 
-from tests.garbage import uncollected
+from tests.leftovers import uncollected
 from trinamo.runtime.config.planes import TlsConfig
 from trinamo.transports.etcd import wire_pb2 as wire
 from trinamo.transports.etcd.bridge import GrpcChannel, open_channel

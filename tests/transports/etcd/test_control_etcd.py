@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import eventually
-from tests.proxy import Proxy, open_proxy
+from tests.processes.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
 from trinamo.conformance.control import until
 from trinamo.runtime.config.keys import Secret
@@ -32,8 +32,6 @@ from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
 from trinamo.transports.servers.binaries import find_etcd
-
-pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 _numbers = itertools.count(1)
 
@@ -63,7 +61,7 @@ async def open_muted(endpoint: str) -> AsyncIterator[tuple[EtcdControlPlane, Pro
 
 async def reset_once_written(proxy: Proxy, other: EtcdControlPlane, key: str) -> None:
     """Once a write behind the mute proxy took effect, break its connection and mend the link."""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while await other.get(key) is None:
             await trio.sleep(0.01)
     await proxy.cut()
@@ -72,7 +70,7 @@ async def reset_once_written(proxy: Proxy, other: EtcdControlPlane, key: str) ->
 
 
 async def take(events: AsyncIterator[WatchEvent], count: int = 1) -> list[WatchEvent]:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         return [await anext(events) for _ in range(count)]
 
 
@@ -133,11 +131,11 @@ async def test_a_guarded_put_without_a_lease_says_that_it_cannot_know(
 
 
 async def test_a_frozen_server_ends_every_call_at_its_deadline(server: EmbeddedServer) -> None:
-    async with open_etcd(
-        server.address, EtcdConfig(request_timeout_s=0.6, attempt_timeout_s=0.2)
-    ) as plane:
-        lease = await plane.grant_lease(60)
-        await plane.keep_alive(lease.id)
+    """Those before and after may take as long as a busy machine needs."""
+    hurried = EtcdConfig(request_timeout_s=0.6, attempt_timeout_s=0.2)
+    async with open_etcd(server.address) as patient, open_etcd(server.address, hurried) as plane:
+        lease = await patient.grant_lease(60)
+        await eventually(lambda: plane.keep_alive(lease.id))
         server.freeze()
         with pytest.raises(DeadlineError):
             await plane.get("a")
@@ -154,7 +152,7 @@ async def test_a_frozen_server_ends_every_call_at_its_deadline(server: EmbeddedS
 async def test_a_call_in_an_outage_waits_for_its_end(server: EmbeddedServer) -> None:
     """Nothing was sent, so even an unguarded put may try again."""
     async with (
-        open_etcd(server.address, EtcdConfig(request_timeout_s=15)) as plane,
+        open_etcd(server.address, EtcdConfig(request_timeout_s=120)) as plane,
         trio.open_nursery() as nursery,
     ):
         await plane.put("a", b"1")
@@ -199,7 +197,7 @@ async def test_a_server_that_forgot_everything_is_noticed(server: EmbeddedServer
         shutil.rmtree(server.log_path.parent / "data")
         await server.restart()
         await eventually(lambda: plane.put("k/new", b"new"))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while not isinstance(event := await anext(events), Resync):
                 pass
         assert [entry.key for entry in event.entries] == ["k/new"]
@@ -238,6 +236,9 @@ async def test_changes_larger_than_a_message_arrive_in_order(
         plane.watch(prefix) as events,
     ):
         await take(events)
+        # By which the watch knows the history again.
+        await other.put(prefix, b"")
+        await take(events)
         await proxy.cut()
         for number in range(8):
             await other.put(f"{prefix}{number}", bytes([number]) * (1 << 20))
@@ -247,7 +248,7 @@ async def test_changes_larger_than_a_message_arrive_in_order(
             bytes([number]) * (1 << 20) for number in range(8)
         ]
         snapshot = await plane.range(prefix)
-        assert len(snapshot.entries) == 8
+        assert len(snapshot.entries) == 9
         await plane.delete_prefix(prefix)
 
 

@@ -24,8 +24,6 @@ from trinamo.transports.servers.binaries import (
 )
 from trinamo.transports.servers.process import spawn, terminate
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
-
 
 @attrs.define
 class TlsEtcd:
@@ -106,7 +104,7 @@ async def test_mutual_tls_holds_a_watch_over_a_restart_and_refuses_strangers(
                     with pytest.raises(TrinamoError):
                         await plain.get("k/a")
         async with server.running(), plane.watch("k/") as events:
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 await anext(events)
                 await eventually(lambda: plane.put("k/b", b"2"))
                 event = await anext(events)
@@ -196,7 +194,7 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
             EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),
         ) as plane:
             await eventually(plane.check_health)
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 async with plane.watch("") as events:
                     await anext(events)
                     await plane.put("a", b"1")

@@ -24,8 +24,9 @@ class Books:
     def add(self, prefix: str = "p/", *, at: int = 10) -> Watch:
         """A watch that was listed at a revision, and whose snapshot was read."""
         watch = self.table.add(prefix, self.wake)
-        self.table.listed(watch, Snapshot(at, ()))
-        assert self.table.take(watch) == Snapshot(at, ())
+        snapshot = Snapshot(at, (Entry(prefix + "z", b"v", 8, 8),))
+        self.table.listed(watch, snapshot)
+        assert self.table.take(watch) == snapshot
         return watch
 
     def wake(self) -> None:
@@ -53,9 +54,9 @@ def header(revision: int, cluster_id: int = 1) -> wire.Header:
     return wire.Header(revision=revision, cluster_id=cluster_id)
 
 
-def put(key: str, revision: int) -> wire.Event:
+def put(key: str, revision: int, value: bytes = b"v") -> wire.Event:
     kv = wire.KeyValue(
-        key=key.encode(), value=b"v", mod_revision=revision, create_revision=revision
+        key=key.encode(), value=value, mod_revision=revision, create_revision=revision
     )
     return wire.Event(type=wire.Event.PUT, kv=kv)
 
@@ -118,42 +119,43 @@ def test_before_it_is_listed_nothing_is_sent() -> None:
 
 
 # fmt: off
-RESUMES: list[tuple[str, list[wire.WatchResponse], int]] = [
-    # what the stream said before it was lost,                        where the watch resumes
-    ("nothing",                  [],                                                        11),
-    ("created",                  [created(1, 50)],                                          11),
-    ("an event",                 [created(1), events(1, put("p/a", 12))],                   13),
-    ("two revisions in a reply", [events(1, put("p/a", 12), put("p/b", 15))],               16),
-    ("a revision of many",       [events(1, delete("p/a", 12), delete("p/b", 12))],         13),
-    ("progress",                 [progress(1, 40)],                                         41),
-    ("progress gone backwards",  [progress(1, 40), progress(1, 20)],                        41),
-    ("events after progress",    [progress(1, 40), events(1, put("p/a", 44), revision=60)], 45),
-    ("half a revision",          [events(1, put("p/a", 12), fragment=True)],                11),
+RESUMES: list[tuple[str, list[wire.WatchResponse], int, int]] = [
+    # what the stream said before it was lost,                     from where it is told again, what is new
+    ("nothing",                  [],                                                         8, 11),
+    ("created",                  [created(1, 50)],                                           8, 11),
+    ("an event",                 [created(1), events(1, put("p/a", 12))],                   12, 13),
+    ("two revisions in a reply", [events(1, put("p/a", 12), put("p/b", 15))],               15, 16),
+    ("a revision of many",       [events(1, delete("p/a", 12), delete("p/b", 12))],          8, 13),
+    ("progress",                 [progress(1, 40)],                                          8, 41),
+    ("progress gone backwards",  [progress(1, 40), progress(1, 20)],                         8, 41),
+    ("events after progress",    [progress(1, 40), events(1, put("p/a", 44), revision=60)], 44, 45),
+    ("half a revision",          [events(1, put("p/a", 12), fragment=True)],                 8, 11),
     ("progress amid fragments",  [events(1, put("p/a", 12), fragment=True),
-                                  progress(1, 40)],                                         11),
+                                  progress(1, 40)],                                          8, 11),
     ("all of a revision",        [events(1, put("p/a", 12), fragment=True),
-                                  events(1, put("p/b", 12))],                               13),
-    ("another watch's event",    [events(7, put("q/a", 30))],                               11),
-    ("progress of no watch",     [progress(-1, 40)],                                        11),
+                                  events(1, put("p/b", 12))],                               12, 13),
+    ("another watch's event",    [events(7, put("q/a", 30))],                                8, 11),
+    ("progress of no watch",     [progress(-1, 40)],                                         8, 11),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(
-    ("said", "start"), [row[1:] for row in RESUMES], ids=[r[0] for r in RESUMES]
+    ("said", "start", "new"), [row[1:] for row in RESUMES], ids=[r[0] for r in RESUMES]
 )
 def test_a_lost_stream_is_resumed_at_the_watchs_own_revision(
-    said: Sequence[wire.WatchResponse], start: int
+    said: Sequence[wire.WatchResponse], start: int, new: int
 ) -> None:
     books = Books()
     books.table.connected()
-    books.add(at=10)
+    watch = books.add(at=10)
     books.sent()
     for reply in said:
         assert books.table.receive(reply)
     books.table.disconnected()
     books.table.connected()
     assert books.sent() == [("create", 2, start)]
+    assert watch.next_revision == new
 
 
 def test_each_watch_resumes_at_its_own_place() -> None:
@@ -166,7 +168,7 @@ def test_each_watch_resumes_at_its_own_place() -> None:
     books.table.disconnected()
     assert books.sent() == []
     books.table.connected()
-    assert sorted(start for _, _, start in books.sent()) == [21, 36]
+    assert sorted(start for _, _, start in books.sent()) == [8, 35]
 
 
 def test_events_reach_the_reader_in_order_and_in_the_planes_words() -> None:
@@ -203,7 +205,7 @@ def test_fragments_of_a_lost_stream_are_forgotten() -> None:
     books.table.receive(events(1, put("p/a", 12), fragment=True))
     books.table.disconnected()
     books.table.connected()
-    books.table.receive(events(2, put("p/a", 12), put("p/b", 12)))
+    books.table.receive(events(2, put("p/z", 8), put("p/a", 12), put("p/b", 12)))
     assert len(books.take_all(watch)) == 2
 
 
@@ -249,7 +251,7 @@ def test_a_refused_watch_asks_for_a_new_stream_once_and_then_fails(is_created: b
     assert not books.table.receive(refused(1, is_created=is_created))
     books.table.disconnected()
     books.table.connected()
-    assert books.sent() == [("create", 2, 11)]
+    assert books.sent() == [("create", 2, 8)]
     assert books.table.receive(refused(2, is_created=is_created))
     assert isinstance(watch.error, ControlPlaneError)
     assert "permission denied" in str(watch.error)
@@ -324,35 +326,90 @@ def test_a_lagging_reader_stays_off_a_new_stream() -> None:
     books.table.connected()
     assert books.sent() == []
     assert len(books.take_all(watch)) == 2
-    assert books.sent() == [("create", 2, 13)]
+    # What proves the history on this stream has been told already.
+    assert watch.phase is WatchPhase.LISTING
+    assert books.sent() == []
 
 
 # fmt: off
-HISTORIES: list[tuple[str, wire.WatchResponse, WatchPhase]] = [
-    ("the same",                created(2, 40),               WatchPhase.STREAMING),
-    ("just as far",             created(2, 30),               WatchPhase.STREAMING),
-    ("not as far",              created(2, 29),               WatchPhase.LISTING),
-    ("another cluster's",       created(2, 40, cluster_id=2), WatchPhase.LISTING),
+HISTORIES: list[tuple[str, list[wire.WatchResponse], WatchPhase]] = [
+    ("the same",              [created(2, 40), events(2, put("p/z", 8), delete("p/a", 12))], WatchPhase.STREAMING),
+    ("just as far",           [created(2, 30), events(2, put("p/z", 8), delete("p/a", 12), revision=30)],
+                                                                                         WatchPhase.STREAMING),
+    ("goes on",               [created(2, 40), events(2, put("p/z", 8), delete("p/a", 12), put("p/n", 35))],
+                                                                                         WatchPhase.STREAMING),
+    ("not as far",            [created(2, 29)],                                          WatchPhase.LISTING),
+    ("another change",        [created(2, 40), events(2, put("p/y", 8), delete("p/a", 12))], WatchPhase.LISTING),
+    ("another value",         [created(2, 40), events(2, put("p/z", 8, b"w"), delete("p/a", 12))], WatchPhase.LISTING),
+    ("one change less",       [created(2, 40), events(2, put("p/z", 8))],                WatchPhase.LISTING),
+    ("one change more",       [created(2, 40), events(2, put("p/z", 8), delete("p/a", 12), put("p/x", 20))],
+                                                                                         WatchPhase.LISTING),
+    ("no change",             [created(2, 40), progress(2, 40)],                         WatchPhase.LISTING),
+    ("compacted",             [created(2, 40), compacted(2, 20)],                        WatchPhase.LISTING),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(
-    ("reply", "phase"), [r[1:] for r in HISTORIES], ids=[r[0] for r in HISTORIES]
+    ("replies", "phase"), [r[1:] for r in HISTORIES], ids=[r[0] for r in HISTORIES]
 )
 def test_a_store_whose_history_is_not_ours_is_listed_again(
-    reply: wire.WatchResponse, phase: WatchPhase
+    replies: list[wire.WatchResponse], phase: WatchPhase
 ) -> None:
-    """A store restored from a backup would otherwise be watched from a revision yet to come."""
+    """Such as one that was restored from a backup: what it has lost would stay, and its news would not come."""
     books = Books()
     books.table.connected()
     watch = books.add(at=10)
     books.table.receive(created(1, 10))
+    books.table.receive(events(1, delete("p/a", 12)))
     books.table.receive(progress(1, 30))
+    assert books.take_all(watch) == [Delete("p/a", 12)]
     books.table.disconnected()
     books.table.connected()
-    books.table.receive(reply)
+    for reply in replies:
+        books.table.receive(reply)
     assert watch.phase is phase
+    goes_on = replies[-1] == HISTORIES[2][1][-1]
+    assert books.take_all(watch) == [Put(Entry("p/n", b"v", 35, 35))] * goes_on
+
+
+def test_a_history_that_is_not_proven_in_time_is_listed_again() -> None:
+    """Nothing is told of a prefix to which nothing has happened in the new history."""
+    books = Books()
+    books.table.connected()
+    watch, proven = books.add(at=10), books.add("q/", at=10)
+    books.table.disconnected()
+    books.table.connected()
+    for number in (3, 4):
+        books.table.receive(created(number, 10))
+    books.table.receive(events(4, put("q/z", 8)))
+    books.table.end_proofs()
+    assert (watch.phase, proven.phase) == (WatchPhase.LISTING, WatchPhase.STREAMING)
+    books.table.listed(watch, Snapshot(12, ()))
+    books.table.end_proofs()
+    assert books.take_all(watch) == [Resync(12, ())]
+    assert watch.phase is WatchPhase.STREAMING
+
+
+def test_a_prefix_without_a_change_is_listed_again_on_each_new_stream() -> None:
+    books = Books()
+    books.table.connected()
+    watch = books.table.add("p/", books.wake)
+    books.table.listed(watch, Snapshot(10, ()))
+    books.table.disconnected()
+    books.table.connected()
+    assert watch.phase is WatchPhase.LISTING
+
+
+def test_too_many_deletions_since_the_last_put_are_no_proof() -> None:
+    books = Books()
+    books.table.connected()
+    watch = books.add(at=10)
+    for revision in range(11, 90):
+        books.table.receive(events(1, delete("p/a", revision)))
+    books.table.disconnected()
+    books.table.connected()
+    assert watch.phase is WatchPhase.LISTING
 
 
 def test_a_probe_is_answered_and_ends_with_the_next() -> None:

@@ -81,7 +81,7 @@ async def test_a_worker_s_status_port_is_no_page_s_either() -> None:
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120
         ) as client:
             response = await client.get("/metrics", headers={"host": "evil.example"})
         assert response.status_code == 421

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from trinamo.runtime.context import Context
@@ -24,7 +23,6 @@ def count_open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.slow
 async def test_200_streams_with_a_third_leaving_leave_nothing_behind(serve: Any) -> None:
     running = await serve(ten_tokens)
     tasks_before = trio.lowlevel.current_statistics().tasks_living

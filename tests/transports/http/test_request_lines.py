@@ -76,7 +76,9 @@ async def test_a_request_that_succeeds_has_a_line_with_its_tokens_and_times(
     told = (line["event"], line["level"], line["outcome"], line["model"])
     assert told == (f"POST {CHAT} 200", "info", "success", "local")
     assert (line["method"], line["path"], line["status"]) == ("POST", CHAT, 200)
-    assert (line["prompt_tokens"], line["output_tokens"]) == (0, 1)
+    # The engine of the test does not tell how long its prompt was, as some upstreams do not.
+    assert "prompt_tokens" not in line
+    assert line["output_tokens"] == 1
     assert 0 <= line["first_token_s"] <= line["duration_s"]
 
 
@@ -277,7 +279,7 @@ async def test_what_the_listener_refuses_has_a_line_a_date_and_an_id(
     stream = await running.connect()
     await stream.send_all(data)
     told = b""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while b"}}" not in told:
             piece = await stream.receive_some()
             assert piece, told

@@ -182,7 +182,7 @@ async def exchange(running: Any, data: bytes, *, piece_bytes: int) -> bytes:
                 pass
 
         nursery.start_soon(send)
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             try:
                 while piece := await stream.receive_some():
                     received += piece

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.session import needs
+from tests import needs
 from tests.transports.owner_process import BLOCK_BYTES, connect, running_owner
 from trinamo.runtime.errors import (
     ConfigError,
@@ -40,7 +40,6 @@ from trinamo.transports.tcp.transfer.plane import open_transfer_plane
 SMALL_CHUNKS = MooncakeOptions(chunk_bytes=8 * BLOCK_BYTES, drain_s=0.5)
 
 
-@pytest.mark.slow
 async def test_memory_that_the_peer_did_not_register_is_refused_and_spoils_nothing() -> None:
     needs.MOONCAKE.imported()
     from trinamo.transports.mooncake.plane import open_mooncake_plane
@@ -66,7 +65,6 @@ async def test_memory_that_the_peer_did_not_register_is_refused_and_spoils_nothi
             await plane.probe(mover.remote)
 
 
-@pytest.mark.slow
 async def test_memory_that_overlaps_is_refused_with_a_reason() -> None:
     needs.MOONCAKE.imported()
     from trinamo.transports.mooncake.plane import open_mooncake_plane
@@ -78,7 +76,6 @@ async def test_memory_that_overlaps_is_refused_with_a_reason() -> None:
             await plane.register(memoryview(memory)[4096:], block_bytes=4096)
 
 
-@pytest.mark.slow
 async def test_memory_that_the_engine_refuses_is_offered_by_the_next_backend() -> None:
     """As where no more memory may be locked: here it overlaps, which this engine refuses for real."""
     needs.MOONCAKE.imported()

@@ -136,12 +136,12 @@ async def healthy(plane: EventPlane) -> bool:
 
 
 async def wait_away(plane: EventPlane) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while await healthy(plane):
             await trio.sleep(0.002)
 
 
 async def wait_back(plane: EventPlane) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         while not await healthy(plane):
             await trio.sleep(0.002)

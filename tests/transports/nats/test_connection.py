@@ -8,7 +8,8 @@ import socket
 import ssl
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import trio
 from nats.aio.client import Client
 
 from tests.certificates import Authority
-from tests.garbage import uncollected
+from tests.leftovers import uncollected
+from tests.servers import free_ports
 from tests.transports.nats.brokers import (
     private_server,
     wait_away,
@@ -35,8 +37,6 @@ from trinamo.transports.nats.outbox import Interest
 from trinamo.transports.nats.queue.streams import PROBE_SUBJECT
 from trinamo.transports.servers import open_nats_server
 from trinamo.transports.servers.binaries import find_nats_server
-
-pytestmark = pytest.mark.services
 
 
 @pytest.fixture
@@ -56,16 +56,17 @@ async def open_and_leave(
     section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         async with open_nats(servers, section, tls=tls) as plane:
             await plane.check_health()
 
 
-def unused_port() -> int:
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port at which nobody listens, nor any other process comes to."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        yield probe.getsockname()[1]
 
 
 async def test_a_plane_is_an_event_plane(url: str) -> None:
@@ -78,8 +79,7 @@ async def test_a_plane_is_an_event_plane(url: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_a_connect_error_without_its_password() -> None:
-    port = unused_port()
-    with raises_connect_error(f"at 127.0.0.1:{port}: ") as caught:
+    with held_port() as port, raises_connect_error(f"at 127.0.0.1:{port}: ") as caught:
         servers = [f"nats://admin:secret@127.0.0.1:{port}"]
         await open_and_leave(servers, NatsConfig(start_timeout_s=0.2))
     assert "secret" not in str(caught.value)
@@ -108,7 +108,8 @@ async def test_one_server_may_be_given_as_text(url: str) -> None:
 
 
 async def test_the_next_server_is_tried(url: str) -> None:
-    await open_and_leave([f"nats://127.0.0.1:{unused_port()}", url])
+    with held_port() as port:
+        await open_and_leave([f"nats://127.0.0.1:{port}", url])
 
 
 async def test_username_and_password_are_checked_by_the_server() -> None:
@@ -127,7 +128,6 @@ async def test_a_token_is_checked_by_the_server() -> None:
             await open_and_leave([server.url], NatsConfig(token=Secret("wrong")))
 
 
-@pytest.mark.slow
 async def test_tls_connects_with_the_right_authority_only(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path)
     certificate, key = authority.sign("server")
@@ -176,8 +176,10 @@ async def test_a_server_that_is_silent_is_told_with_a_reason() -> None:
         listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
         place = f"nats://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         section = NatsConfig(connect_timeout_s=0.1, start_timeout_s=0.2)
-        with raises_connect_error(f"cannot connect to NATS at {place}: TimeoutError"):
+        with raises_connect_error(f"cannot connect to NATS at {place}: ") as caught:
             await open_and_leave([place], section)
+        # Either bound may be first on a busy machine.
+        assert caught.value.message.endswith((": TimeoutError", ": no answer within 0.2 s"))
         nursery.cancel_scope.cancel()
 
 
@@ -185,7 +187,7 @@ async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
         port = listeners[0].socket.getsockname()[1]
-        with trio.fail_after(10), trio.move_on_after(0.05) as scope:
+        with trio.fail_after(120), trio.move_on_after(0.05) as scope:
             async with open_nats([f"nats://127.0.0.1:{port}"], NatsConfig(connect_timeout_s=60)):
                 raise AssertionError
         assert scope.cancelled_caught
@@ -198,7 +200,7 @@ async def test_what_was_published_before_leaving_is_sent(url: str) -> None:
         async with open_nats([url]) as plane:
             for number in range(1000):
                 await plane.publish(subject, b"%d" % number)
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             got = [(await anext(subscription)).payload for _ in range(1000)]
     assert got == [b"%d" % number for number in range(1000)]
 
@@ -227,7 +229,7 @@ async def test_a_bug_in_the_island_reaches_the_owner_and_cancels_what_it_does(ur
             await plane.publish(subject, b"")
             await trio.sleep_forever()
 
-    with trio.fail_after(20), pytest.raises(ZeroDivisionError):
+    with trio.fail_after(120), pytest.raises(ZeroDivisionError):
         await own()
 
 
@@ -286,20 +288,17 @@ async def test_closing_leaves_no_task_no_thread_and_no_socket(url: str) -> None:
 
 async def test_attempts_that_fail_leave_no_frames_to_the_collector() -> None:
     """An outage is thousands of them. nats-py's client and its parser are left, as they hold each other."""
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with uncollected() as left:
+    with held_port() as port, uncollected() as left:
         with suppress(ConnectError):
             async with open_nats([f"nats://127.0.0.1:{port}"], NatsConfig(start_timeout_s=0.3)):
                 raise AssertionError
         assert left(OSError) == []
 
 
-@pytest.mark.slow
 async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
     with private_server(find_nats_server()) as server:
         assert server.child is not None
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with open_nats([server.url], NatsConfig(drain_timeout_s=0.3)) as plane:
                 server.child.send_signal(signal.SIGSTOP)
                 for _ in range(48):
@@ -307,7 +306,6 @@ async def test_closing_is_bounded_when_the_server_reads_nothing() -> None:
                 await trio.testing.wait_all_tasks_blocked(0.1)
 
 
-@pytest.mark.slow
 async def test_a_server_that_falls_silent_counts_as_gone() -> None:
     with private_server(find_nats_server()) as server:
         assert server.child is not None
@@ -352,7 +350,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
     """nats-py cannot decode it, and its reader ends; a peer must not silence us by that."""
     subject = fresh_subject()
     host, _, port = url.removeprefix("nats://").partition(":")
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with (
             open_nats([url], NatsConfig()) as plane,
             plane.subscribe(f"{subject}.>") as subscription,
@@ -371,7 +369,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
 
 async def test_a_server_that_refuses_us_is_asked_again() -> None:
     """A server that turns our credentials away for a while, which nats-py takes as final."""
-    with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(30):
+    with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(120):
         async with open_nats([server.url], NatsConfig(token=Secret("t"))) as plane:
             server.kill()
             await wait_away(plane)
@@ -384,9 +382,8 @@ async def test_a_server_that_refuses_us_is_asked_again() -> None:
             await wait_back(plane)
 
 
-@pytest.mark.slow
 async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
-    routes = [unused_port(), unused_port()]
+    routes = free_ports(2)
 
     def arguments(mine: int, theirs: int) -> tuple[str, ...]:
         cluster = f"nats://127.0.0.1:{mine}"
@@ -396,7 +393,7 @@ async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
     with (
         private_server(binary, *arguments(routes[0], routes[1])) as first,
         private_server(binary, *arguments(routes[1], routes[0])) as second,
-        trio.fail_after(30),
+        trio.fail_after(120),
     ):
         async with open_nats([first.url], NatsConfig()) as plane:
             async with open_nats([second.url]) as other:

@@ -16,8 +16,6 @@ from trinamo.runtime.errors import ConnectError
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
-
 
 async def test_mutual_tls_reconnects_and_refuses_strangers(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path / "ours")

@@ -29,8 +29,6 @@ from trinamo.runtime.queues.queues import Queues
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
-
 LIMITS = QueueLimits(visibility_timeout_s=1, attempts_max=50)
 PACE = ConsumerLimits(jobs_max=4, backoff=Backoff(min_s=0.05, max_s=0.2))
 JOBS = 150
@@ -181,7 +179,7 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
                 server.kill()
                 shutil.rmtree(stored)
                 await trio.to_thread.run_sync(server.start)
-                with trio.fail_after(20):
+                with trio.fail_after(120):
                     await queue.put("after", b"", timeout_s=15)
                 await until(lambda: done == ["before", "after"])
 

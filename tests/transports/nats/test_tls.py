@@ -55,7 +55,7 @@ async def test_a_server_that_offers_no_tls_is_told_nothing(scheme: str) -> None:
     tls = ssl.create_default_context() if scheme == "nats" else None
     async with open_stripper() as stripper:
         url = f"{scheme}://127.0.0.1:{stripper.port}"
-        with trio.fail_after(20), pytest.raises(ConnectError, match="offers none") as caught:
+        with trio.fail_after(120), pytest.raises(ConnectError, match="offers none") as caught:
             async with open_nats(
                 [url], NatsConfig(token=Secret("the-token"), connect_timeout_s=1), tls=tls
             ):
@@ -69,7 +69,7 @@ async def test_without_tls_the_same_server_is_greeted() -> None:
     """The other test's proof: this server would have been told the token."""
     async with open_stripper() as stripper:
         url = f"nats://127.0.0.1:{stripper.port}"
-        with trio.fail_after(20), pytest.raises(ConnectError):
+        with trio.fail_after(120), pytest.raises(ConnectError):
             async with open_nats(
                 [url], NatsConfig(token=Secret("the-token"), connect_timeout_s=0.2)
             ):
@@ -77,8 +77,6 @@ async def test_without_tls_the_same_server_is_greeted() -> None:
     assert b"the-token" in stripper.told
 
 
-@pytest.mark.slow
-@pytest.mark.services
 async def test_tls_is_not_given_up_on_a_reconnection(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path)
     certificate, key = authority.sign("server")
@@ -92,7 +90,7 @@ async def test_tls_is_not_given_up_on_a_reconnection(tmp_path: Path) -> None:
             server.kill()
             await wait_away(plane)
             async with open_stripper(server.port) as stripper:
-                with trio.fail_after(20):
+                with trio.fail_after(120):
                     while stripper.calls < 3:
                         await trio.sleep(0.005)
                 assert not plane.is_connected

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.session import needs
+from tests import needs
 from tests.transports.nixl.gpu import Gpu, find_gpu
 from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import TransferPlane

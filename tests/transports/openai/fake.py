@@ -192,7 +192,7 @@ async def open_fake(
 
 async def until(is_so: Callable[[], object]) -> None:
     """A real socket sets the pace."""
-    with trio.fail_after(15):
+    with trio.fail_after(120):
         while not is_so():
             await trio.sleep(0.005)
 
@@ -209,7 +209,7 @@ class Front:
         return await self.client.post("/v1/chat/completions", json=asked)
 
     async def wait_model(self, name: str = "m") -> None:
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while name not in [
                 each["id"] for each in (await self.client.get("/v1/models")).json()["data"]
             ]:
@@ -237,9 +237,9 @@ async def open_front(transports: OneProcess, **overrides: Any) -> AsyncIterator[
                 ready=ready,
             )
         )
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             await started.wait()
-        async with httpx.AsyncClient(base_url=found[0], trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=found[0], trust_env=False, timeout=120) as client:
             yield Front(found[0], client)
         stop.request()
 
@@ -272,7 +272,7 @@ async def serving(transports: OneProcess, engine: GenerationEngine) -> AsyncIter
                 ready=lambda _: started.set(),
             )
         )
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             await started.wait()
         yield
         stop.request()
@@ -308,7 +308,7 @@ async def open_hop(*fakes: FakeUpstream, **overrides: Any) -> AsyncIterator[Fron
 
 
 async def ask_until(front: Front, is_so: Any, **body: Any) -> None:
-    with trio.fail_after(15):
+    with trio.fail_after(120):
         while not is_so():
             assert (await front.chat(stream=True, **body)).content == HELLO
 

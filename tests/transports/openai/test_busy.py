@@ -25,7 +25,6 @@ from tests.transports.openai.fake import (
     whole,
 )
 
-pytestmark = pytest.mark.slow
 ANSWER = {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop"}]}
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 START_TIMEOUT_S = 90
@@ -145,7 +144,7 @@ async def test_what_waits_at_an_upstream_that_fails_its_looks_is_answered_by_it(
         async def ask() -> None:
             found.append((await front.chat()).json())
 
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not asked.is_set():
                 nursery.start_soon(ask)
                 await trio.sleep(0.01)

@@ -25,7 +25,6 @@ from tests.transports.openai.fake import (
     whole,
 )
 
-pytestmark = pytest.mark.slow
 REST = streams(events(chat_chunk(" you"), chat_chunk(finish="stop")))
 TURN = {"role": "user", "content": "hi"}
 
@@ -67,7 +66,7 @@ async def test_a_broken_chat_goes_on_elsewhere_where_that_is_switched_on() -> No
     async with open_two(resume="vllm") as (front, one, other):
         one.answer, other.answer = die, streams(rest)
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True, max_tokens=10)
 
@@ -102,7 +101,7 @@ async def test_nothing_follows_the_end_of_an_answer_that_lost_only_its_end_mark(
     async with open_two(resume="vllm", stall_timeout_s=0.3) as (front, one, other):
         one.answer, other.answer = FINISHED, REST
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True)
                 other.asked.clear()
@@ -173,7 +172,7 @@ async def test_what_says_that_nothing_is_special_goes_on(body: dict[str, Any]) -
     async with open_two(resume="vllm") as (front, one, other):
         one.answer, other.answer = dies(chat_chunk("Hel"), chat_chunk("lo")), REST
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True, **body)
 
@@ -190,7 +189,7 @@ async def test_a_refusal_of_who_was_to_go_on_is_told_by_an_event() -> None:
         open_hop(one, other, worker__upstream__resume="vllm") as front,
     ):
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True)
 
@@ -220,7 +219,7 @@ async def test_the_bounds_of_llama_cpp_s_server_are_what_they_are_there(
         open_hop(one, other, worker__upstream__resume="llamacpp") as front,
     ):
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True, **allowed)
 
@@ -254,7 +253,7 @@ async def test_a_response_is_done_elsewhere_only_before_its_first_event(begun: b
     ):
         body = {"model": "m", "input": "hi", "stream": True}
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 other.asked.clear()
                 answer = await hop.client.post("/v1/responses", json=body)
@@ -297,7 +296,7 @@ async def test_usage_counts_what_came_before_to_the_answer_and_the_id_stays(k: i
         open_hop(one, other, worker__upstream__resume="vllm") as front,
     ):
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat(stream=True, stream_options={"include_usage": True})
             # Those before went to the other alone.
@@ -320,7 +319,7 @@ async def test_an_answer_that_has_all_its_tokens_ends_without_another() -> None:
         open_hop(one, other, worker__upstream__resume="vllm") as front,
     ):
         answer = None
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 other.asked.clear()
                 answer = await front.chat(stream=True, max_tokens=2)

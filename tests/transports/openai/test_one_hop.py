@@ -42,8 +42,6 @@ from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.openai import client
 from trinamo.transports.openai.engine import open_upstream_engine
 
-pytestmark = pytest.mark.slow
-
 
 async def test_requests_take_turns_among_upstreams_that_list_the_model() -> None:
     async with open_fake() as one, open_fake() as other, open_fake() as third:
@@ -70,7 +68,7 @@ async def test_a_setting_changes_how_upstreams_are_tried_while_the_frontend_runs
             assert [(await front.chat(stream=True)).status_code for _ in range(4)] == [200] * 4
             control = MemoryControlPlane(transports.store)
             await write_setting(control, "router.attempts_max", "1")
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 while (await front.chat(stream=True)).status_code == 200:
                     pass
 
@@ -109,7 +107,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_upstream() -> 
 
     async with open_fake() as one, open_fake() as other, open_hop(one, other) as front:
         one.answer, other.answer = break_off, says(sent)
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while not one.asked:
                 answer = await front.chat()
                 assert (answer.status_code, answer.json()) == (200, body)
@@ -131,7 +129,7 @@ async def test_a_request_over_which_two_upstreams_fell_silent_is_given_to_no_thi
     async with fakes[0] as one, fakes[1] as two, fakes[2] as three, fakes[3] as four:
         upstreams = (one, two, three, four)
         async with open_hop(*upstreams, router__attempts_max="4", **limits) as front:
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 answer = await front.chat(stream=True)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "silent")
@@ -189,7 +187,7 @@ async def test_the_load_that_an_upstream_tells_counts() -> None:
         busy.metrics = b"vllm:num_requests_running 40\nvllm:num_requests_waiting 3\n"
         idle.metrics = b"vllm:num_requests_running 0\n"
         async with open_hop(busy, idle, router__policy="power_of_two") as front:
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 while True:
                     before = len(busy.asked)
                     for _ in range(6):
@@ -203,7 +201,7 @@ async def test_the_load_that_an_upstream_tells_counts() -> None:
 async def test_upstreams_come_and_go_with_their_health() -> None:
     async with open_fake() as fake, open_hop(fake) as front:
         fake.health = 503
-        with trio.fail_after(15):
+        with trio.fail_after(120):
             while (await front.client.get("/health")).json()["status"] != "waiting":
                 await trio.sleep(0.02)
         fake.health = 200
@@ -256,7 +254,7 @@ async def test_an_upstream_that_is_killed_in_the_middle_ends_its_answer_and_is_p
             assert "Hel" in found
             assert json.loads(found.rpartition("data: ")[2])["error"]["code"] == "disconnected"
             other.health = 200
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 while (await front.chat(stream=True)).content != HELLO:
                     await trio.sleep(0.02)
             for _ in range(4):
@@ -357,11 +355,11 @@ async def test_the_models_list_tells_the_least_context_of_those_that_are_asked()
             await ask_until(front, lambda: one.asked and other.asked)
             assert await context(front) == 2048
             other.models = [{"id": "m"}]
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 while await context(front) != 4096:
                     await trio.sleep(0.02)
             one.models = []
-            with trio.fail_after(15):
+            with trio.fail_after(120):
                 while await context(front) is not None:
                     await trio.sleep(0.02)
             assert (await front.chat(stream=True)).content == HELLO

@@ -11,14 +11,14 @@ import openai
 import pytest
 import trio
 
+from tests import needs
 from tests.runtime.one_process import OneProcess
-from tests.session import needs
 from tests.transports.openai.fake import open_front, serving
 from trinamo.runtime.engines import GenerationEngine, open_echo_engine
 from trinamo.runtime.errors import ConfigError
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.check,
     # The openai and httpx packages leave generators to the garbage collector, which trio reports.
     pytest.mark.filterwarnings("ignore:Async generator '(openai|httpx|httpcore):ResourceWarning"),
 ]

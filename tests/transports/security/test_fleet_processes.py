@@ -16,7 +16,7 @@ from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.config.config import SecurityTlsConfig
 from trinamo.runtime.env import RealEnv
 
-pytestmark = pytest.mark.services
+pytestmark = pytest.mark.check
 
 
 def shown(section: SecurityTlsConfig) -> dict[str, Any]:

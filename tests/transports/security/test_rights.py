@@ -28,7 +28,8 @@ from trinamo.transports.security.roles import Role
 from trinamo.transports.servers import open_etcd_server
 from trinamo.transports.servers.binaries import find_etcd, find_nats_server
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.check
+
 ROLES = (Role.FRONTEND, Role.WORKER, Role.PREFILL, Role.OPERATOR)
 PASSWORD = "a-password-of-this-test"
 
@@ -80,7 +81,7 @@ async def guarded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
         def administer(*words: str) -> None:
             command = [str(tool), "--endpoints", etcd.endpoint, *words]
-            subprocess.run(command, env={**os.environ, "ETCDCTL_API": "3"}, check=True, timeout=30)
+            subprocess.run(command, env={**os.environ, "ETCDCTL_API": "3"}, check=True, timeout=120)
 
         for words in (
             ("user", "add", f"root:{PASSWORD}"),
@@ -174,3 +175,25 @@ async def test_what_a_role_does_not_need_is_denied(
                 return said.count("Publish Violation") >= 2
 
             await until(is_denied, "both are denied")
+
+
+def test_the_rights_are_those_below_the_key_prefix() -> None:
+    lines = [each for each in rights_text(Role.WORKER, "trinamo", "team-a/") if "--prefix" in each]
+    assert lines
+    assert all(each.split()[-1].startswith("team-a/") for each in lines)
+
+
+def test_the_users_of_one_prefix_are_not_those_of_another() -> None:
+    """Pasted for two clusters of one etcd, the rights of one must not be added to the other's user."""
+    names = {
+        line.split()[3]
+        for prefix in ("", "team-a/", "team-b/", "team-a/sub/")
+        for line in rights_text(Role.WORKER, "trinamo", prefix)
+        if line.startswith(("etcdctl role add", "etcdctl user add"))
+    }
+    assert names == {
+        "trinamo-worker",
+        "trinamo-team-a-worker",
+        "trinamo-team-b-worker",
+        "trinamo-team-a-sub-worker",
+    }

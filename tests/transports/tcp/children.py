@@ -49,7 +49,7 @@ class Child:
 async def child(*args: str, within: Sequence[str] = ()) -> AsyncIterator[Child]:
     """A process, started by the command `within`, that is shot when the body is done."""
     command = [*within, sys.executable, str(SCRIPT), *args]
-    with trio.fail_after(3 * PATIENCE_S):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             start: Callable[..., Any] = trio.run_process
             process: trio.Process = await nursery.start(

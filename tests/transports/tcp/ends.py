@@ -7,7 +7,6 @@ frames).
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +16,7 @@ from typing import Any
 import attrs
 import trio
 
+from tests.leftovers import open_descriptors
 from trinamo.runtime.context import Context
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.protocol.streams.membership import Purpose
@@ -33,7 +33,7 @@ from trinamo.transports.tcp.greeting import dial_member, welcome
 from trinamo.transports.tcp.sockets import split_address
 from trinamo.transports.tcp.streams.linked import TcpResponseSender
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 """No test waits longer for anything; a hang is a failure with a traceback."""
 
 
@@ -42,11 +42,6 @@ async def eventually(condition: Callable[[], object]) -> None:
     with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.sleep(0.002)
-
-
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def lone_client(using: TcpOptions | None = None) -> TcpClient:
@@ -88,16 +83,16 @@ class Home:
 async def open_home(**changes: Any) -> AsyncIterator[Home]:
     """Both sides over loopback; nothing may be left when the body is done."""
     with trio.fail_after(PATIENCE_S):
-        before = descriptors()
+        before = open_descriptors()
         async with open_stream_server(options(**changes), RealEnv()) as server:
-            opened = descriptors()
+            opened = open_descriptors()
             async with open_client(options(**changes), RealEnv()) as client:
                 yield Home(server, client)
                 await eventually(lambda: server.stream_count == client.open_count == 0)
             await eventually(lambda: task_count(server) == 0)
-            await eventually(lambda: descriptors() == opened)
+            await eventually(lambda: open_descriptors() <= opened)
             assert (server.registered_count, len(server.links), len(client.links)) == (0, 0, 0)
-        assert descriptors() == before
+        assert open_descriptors() <= before
 
 
 class WireStream(trio.abc.HalfCloseableStream):

@@ -52,7 +52,7 @@ async def listening(
 
 
 async def greeted_by(address: str, using: TcpOptions) -> tuple[str, bytes]:
-    with trio.fail_after(5):
+    with trio.fail_after(120):
         wire, name = await dial_member(address, using, RealEnv(), Purpose.REQUESTS)
         try:
             await send_all(wire, b"hear" if wire.seal is None else wire.seal(b"hear"))

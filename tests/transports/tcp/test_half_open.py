@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import trio
 
+from tests import needs
 from tests.conformance.requests.collecting import wait_room
 from tests.runtime.endpoints import open_cluster
-from tests.session import needs
 from tests.transports.tcp.children import child
 from tests.transports.tcp.ends import PATIENCE_S, lone_client, options
 from tests.transports.tcp.processes import NAME, OPTIONS
@@ -22,12 +22,13 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.check
+
 OURS, THEIRS = "10.213.77.1", "10.213.77.2"
 
 
 def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *args], check=True, capture_output=True, timeout=120)
 
 
 @attrs.frozen
@@ -62,7 +63,7 @@ def cable() -> Iterator[Cable]:
         yield Cable(namespace)
     finally:
         # Deleted by hand: the kernel would take the near end away too, but some time later.
-        subprocess.run(["ip", "link", "del", near], check=False, capture_output=True, timeout=10)
+        subprocess.run(["ip", "link", "del", near], check=False, capture_output=True, timeout=120)
         ip("netns", "del", namespace)
 
 

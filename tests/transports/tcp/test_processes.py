@@ -17,8 +17,6 @@ from trinamo.runtime.errors import DisconnectedError
 from trinamo.runtime.protocol.discovery.instances import Instance, encode_instance
 from trinamo.runtime.worker.endpoint import Endpoint
 
-pytestmark = pytest.mark.slow
-
 
 @asynccontextmanager
 async def worker(cluster: Cluster, instance_id: str) -> AsyncIterator[Child]:

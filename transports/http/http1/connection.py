@@ -5,8 +5,10 @@ The reader cuts what arrives into heads and bodies. It goes on behind a request 
 `write_timeout_s` in which it was given nothing. The other task answers one request after the other.
 A third lives only while something waits to be sent that the socket has no room for.
 
-A client that closes its sending side has left, unless its answer was written whole. A GET whose
-answer has not begun still gets it: probes end so.
+A client that closes its sending side may have left, or only have no more to send, as `nc -N`: both are a FIN. So one
+whose whole request has come, and whose answer has not begun, is sent an interim response, which clients read over.
+The kernel of a client that has left answers it with a reset. A GET costs little, and is just answered. After the
+answer has begun, and over TLS, nothing can be sent in between: there a FIN is taken for leaving.
 
 What this file does not do: what is answered (`../driver.py`), and who may connect (`../server.py`).
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import http
 import math
+import socket
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -38,6 +41,10 @@ READ_AHEAD_BYTES_MAX: Final = 1 << 16
 REQUESTS_MAX: Final = 100_000
 """On one connection; it ends after the last one."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+_RESET_LOOK_S: Final = 0.01
+_RESET_LOOK_MAX_S: Final = 1.0
+"""How often a client that was probed is looked at: at first, and in the end."""
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 _STATUS_LINES: Final = {
@@ -57,6 +64,8 @@ class Http1Connection(WiredConnection):
         self._exchange: Http1Exchange | None = None
         self._request_count = self._sends_seen = 0
         self._reads = True
+        self._is_probed = False
+        """The client has closed its sending side, and was sent what tells whether it is there."""
         self._drops = False
         """What arrives is read only to be dropped."""
         self._drops_until = 0.0
@@ -79,8 +88,12 @@ class Http1Connection(WiredConnection):
         async with self.output.open() as nursery:
             self._set_deadline(self._config.keep_alive_s)
             await self._read()
+            pause_s = _RESET_LOOK_S
             while self._exchange is not None:
-                await self.changed.wait()
+                with trio.move_on_after(pause_s if self._is_probed else math.inf):
+                    await self.changed.wait()
+                pause_s = min(2 * pause_s, _RESET_LOOK_MAX_S)
+                self._look_for_reset()
             if self._wire.seal is not None:
                 # Without a word of the end a peer takes it for a cut.
                 self.output.end()
@@ -94,7 +107,9 @@ class Http1Connection(WiredConnection):
     def close_when_idle(self) -> None:
         self.is_closing = True
         if self.phase is Phase.IDLE:
-            self._stop_reading()
+            # Not cancelled: trio lets a reader that waits see first what has arrived. A client that has sent
+            # its request already would get no answer, and does not know whether to send it again.
+            self._set_deadline(0)
 
     def abort(self) -> None:
         self._stop_reading()
@@ -155,10 +170,23 @@ class Http1Connection(WiredConnection):
         exchange = self._exchange
         if exchange is None or exchange.is_finished:
             return
-        is_whole = exchange.is_body_complete and not exchange.has_begun
-        if is_whole and exchange.method == b"GET" and not is_broken:
-            # It costs little, and a write fails if nobody is there.
+        if exchange.is_body_complete and not (exchange.has_begun or is_broken):
+            if exchange.method == b"GET":
+                return
+            if exchange.is_1_1 and self._wire.seal is None:
+                self._is_probed = True
+                self.output.send(PROCESSING)
+                return
+        self._left(exchange)
+
+    def _look_for_reset(self) -> None:
+        exchange = self._exchange
+        if not self._is_probed or exchange is None or exchange.is_gone or exchange.is_finished:
             return
+        if self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._left(exchange)
+
+    def _left(self, exchange: Http1Exchange) -> None:
         exchange.leave()
         self.output.drop()
         self.socket.close()
@@ -265,7 +293,7 @@ class Http1Exchange(HttpExchange):
         self._owner, self._output = owner, owner.output
         self._reader = BodyReader(head)
         self.is_body_complete = self._reader.is_complete
-        self._is_1_1 = head.is_1_1
+        self.is_1_1 = head.is_1_1
         self._is_chunked = False
 
     def take(self, buffer: bytearray) -> None:
@@ -321,11 +349,11 @@ class Http1Exchange(HttpExchange):
         if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
             raise LocalProtocolError("a header of an answer has a line end in it")
         more = b"date: %b\r\n" % self._owner.dates.value()
-        self._is_chunked = length is None and self._is_1_1 and not self._is_mute
+        self._is_chunked = length is None and self.is_1_1 and not self._is_mute
         if length is not None:
             more += b"content-length: %d\r\n" % length
         elif not self._is_mute or self.method == b"HEAD":
-            if self._is_1_1:
+            if self.is_1_1:
                 more += b"transfer-encoding: chunked\r\n"
             else:
                 self.is_last = True
@@ -334,7 +362,7 @@ class Http1Exchange(HttpExchange):
         self.is_last |= owner.is_retiring or owner.is_closing or not self.is_body_complete
         if self.is_last:
             more += b"connection: close\r\n"
-        elif not self._is_1_1:
+        elif not self.is_1_1:
             more += b"connection: keep-alive\r\n"
         self.has_begun = True
         return b"%b%b%b\r\n" % (line, lines, more)

@@ -170,7 +170,7 @@ class HeadReader:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._too_long = HeadFault(
-            431, f"the head is longer than {bytes_max} bytes, which is the limit"
+            431, f"the head is longer than http.header_bytes_max {bytes_max}"
         )
         self._fed = 0
         self._headers: _Fields

@@ -51,8 +51,8 @@ GONE_GRACE_S: Final = 1.0
 GOAWAY_PAUSE_S: Final = 0.1
 """Between the last answer and GOAWAY: httpx gives up an answer that it reads together with that."""
 _PREFACE_BYTES: Final = 24
-_VALUE: Final = re.compile(r"[:.]? *[{(]?b['\"].*", re.DOTALL)
-"""What `h2` quotes of a head, which may be a key."""
+_VALUE: Final = re.compile(r"b['\"]")
+"""How what `h2` quotes of a head begins, which may be a key."""
 
 log = logging.getLogger("trinamo.http")
 
@@ -193,9 +193,16 @@ class Http2Connection(WiredConnection):
         self._is_retiring = True
 
     def close_when_idle(self) -> None:
-        """Take no more requests; the connection ends after the last answer."""
-        self._is_leaving = True
-        self._watch_idle()
+        """Take no more requests; the connection ends after the last answer.
+
+        If it is idle, what has arrived and was not read yet is answered first.
+        """
+        if self.phase is Phase.IDLE:
+            self.retire()
+            self._idle.deadline = trio.current_time()
+        else:
+            self._is_leaving = True
+            self._watch_idle()
 
     def abort(self) -> None:
         abort(self.socket)
@@ -231,7 +238,7 @@ class Http2Connection(WiredConnection):
             for event in self._h2.receive_data(data):
                 self._handle(event)
         except h2.exceptions.ProtocolError as error:
-            self._end_because(error.error_code, _VALUE.sub("", str(error)))
+            self._end_because(error.error_code, _VALUE.split(str(error), 1)[0].rstrip(" :.{("))
             return False
         self._collect()
         return True

@@ -28,7 +28,7 @@ from trinamo.runtime.errors import (
     UnknownOutcomeError,
 )
 from trinamo.runtime.planes import Message
-from trinamo.runtime.protocol.undecodable import UNDECODABLE
+from trinamo.runtime.protocol.undecodable import UNDECODABLE, decoding_fault
 
 TRY_TIMEOUT_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 0.25)
@@ -270,4 +270,4 @@ def _decode(payload: bytes, kind: type[R]) -> R:
         # An acknowledgement is answered by nothing.
         return msgspec.json.decode(payload or b"{}", type=kind)
     except UNDECODABLE as error:
-        raise RemoteProtocolError(f"not an answer of JetStream: {error}") from error
+        raise RemoteProtocolError(f"not an answer of JetStream: {decoding_fault(error)}") from error

@@ -17,6 +17,7 @@ from trinamo.runtime.errors import (
     DisconnectedError,
     RemoteProtocolError,
     StaleMemoryError,
+    StalledError,
     TrinamoError,
     error_from_wire,
 )
@@ -144,11 +145,14 @@ class InitiatorLink(TransferLink):
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.finish()
             case TransferFailed():
+                error = error_from_wire(message.code, message.message, definite=message.definite)
+                if isinstance(error, StalledError):
+                    # Only this end finds out that a stream stalls, after seconds. From the peer it would
+                    # come at once, and the transfer begin again and again.
+                    raise RemoteProtocolError("the peer says that its own stream stalls")
                 if (exchange := self._exchanges.get(message.id)) is not None:
                     exchange.is_over = True
-                    exchange.fail(
-                        error_from_wire(message.code, message.message, definite=message.definite)
-                    )
+                    exchange.fail(error)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is no answer")
 
@@ -224,6 +228,17 @@ class PeerStream:
         if self._scope is not None:
             self._scope.cancel()
 
+    def hang_up(self, silent_s: float) -> bool:
+        """Close a stream that brought nothing for `silent_s`; its transfers fail, the next one dials."""
+        link = self._link
+        if link is None or trio.current_time() - link.received_at < silent_s:
+            return False
+        link.fail(StalledError(f"the stream brought nothing for {silent_s:g} s"))
+        self._link = self._attempt = None
+        if self._scope is not None:
+            self._scope.cancel()
+        return True
+
     async def _serve(self, attempt: _Attempt) -> None:
         def take(link: InitiatorLink) -> None:
             self._link = attempt.link = link
@@ -239,11 +254,13 @@ class PeerStream:
         except TrinamoError as found:
             error = found
         finally:
-            link, self._link, self._attempt = self._link, None, None
             attempt.error = error
             attempt.done.set()
-            if link is not None:
-                link.fail(error)
+            # After `hang_up` the stream may be another one, which was dialled meanwhile.
+            if self._attempt is attempt:
+                link, self._link, self._attempt = self._link, None, None
+                if link is not None:
+                    link.fail(error)
             if not self._was_reached or isinstance(error, StaleMemoryError):
                 # Nobody holds memory of it, or it is no more: also if all have given up waiting.
                 self._on_unreached(self)

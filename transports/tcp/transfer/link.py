@@ -79,6 +79,8 @@ _LOW_WATER_BYTES: Final = 1 << 18
 _JOINED_BYTES_MAX: Final = 1 << 14
 """A slice up to this is copied to go out with its sums, in one call that wakes the peer once."""
 _SCRATCH_BYTES: Final = 1 << 16
+_SIGN_S: Final = 0.25
+"""A slice that takes longer is answered while it comes."""
 _ZEROS: Final = memoryview(bytes(_SCRATCH_BYTES))
 
 
@@ -97,6 +99,8 @@ class TransferLink:
         self.slice_bytes = slice_bytes
         self.checksum = NO_CHECKSUM
         """As agreed in the handshake."""
+        self.received_at = trio.current_time()
+        """When the peer's last bytes came."""
         self._messages: deque[bytes] = deque()
         self._queued_bytes = 0
         self._sending: deque[BlockFlow] = deque()
@@ -115,6 +119,9 @@ class TransferLink:
 
     def received(self, flow: BlockFlow) -> None:
         """A slice of `flow` has arrived and is verified."""
+
+    def arriving(self, flow: BlockFlow) -> None:
+        """More of a slice of `flow` has come, and is not all; called about every `_SIGN_S` seconds."""
 
     async def rest(self) -> None:
         """Called after each message: many that have come at once do not keep others waiting."""
@@ -286,6 +293,7 @@ class TransferLink:
         count = await self._socket.recv_into(view)
         if not count:
             raise DisconnectedError("the peer closed the transfer stream")
+        self.received_at = trio.current_time()
         return count
 
     def _take_ahead(self, count_max: int) -> memoryview:
@@ -311,6 +319,7 @@ class TransferLink:
         return bytes(data)
 
     async def _fill_from_socket(self, flow: BlockFlow, left: int) -> None:
+        told_at = trio.current_time()
         while left:
             if not flow.is_live():
                 await self._discard(left)
@@ -326,6 +335,9 @@ class TransferLink:
             if flow.is_live():
                 flow.advance(mine)
             left -= mine
+            if left and self.received_at - told_at >= _SIGN_S:
+                told_at = self.received_at
+                self.arriving(flow)
 
     async def _scatter(self, flow: BlockFlow, left: int) -> int | None:
         """Receive into the flow's views and then the small buffer; None if it was fenced.
@@ -343,6 +355,7 @@ class TransferLink:
             if flow.is_live():
                 raise
             return None
+        self.received_at = trio.current_time()
         return count
 
     async def _discard(self, left: int) -> None:

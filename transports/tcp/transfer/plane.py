@@ -126,6 +126,10 @@ class TcpMover(Mover[TcpRegion], SettlementPlane):
         if self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
 
+    def hang_up(self, incarnation: str, silent_s: float) -> bool:
+        peer = self._peers.get(incarnation)
+        return peer is not None and peer.hang_up(silent_s)
+
     async def close(self, incarnation: str) -> None:
         peer = self._peers.pop(incarnation, None)
         if peer is not None:

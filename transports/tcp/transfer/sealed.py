@@ -173,8 +173,9 @@ class SealedSocket:
         """What has come, so much at most; empty at the end."""
         if not self._opened:
             await self._open_next()
-        part, self._opened = self._opened[:bytes_max], self._opened[bytes_max:]
-        return bytes(part)
+        part = bytes(self._opened[:bytes_max])
+        self._opened = self._opened[len(part) :] or self._next_opened()
+        return part
 
     async def recv_into(self, view: memoryview) -> int:
         """As `recvmsg_into`."""
@@ -218,8 +219,12 @@ class SealedSocket:
             held = bytes(self._in[self._start : self._end])
             self._in[: len(held)] = held
             self._start, self._end = 0, len(held)
-        # Woken up for what is missing of a piece, not for every segment.
-        self._wake_at(min(self._missing - (self._end - self._start), _LOW_WATER_BYTES))
+        # Wake up for the rest of a piece, not for every segment. `_next_opened` has left no whole
+        # piece in the buffer, so some of it is missing. The kernel reads a negative number as the
+        # largest one, and the reader would wait for bytes that the peer does not send.
+        missing = self._missing - (self._end - self._start)
+        assert missing > 0, "a whole piece is in the buffer, and was not opened"
+        self._wake_at(min(missing, _LOW_WATER_BYTES))
         received = await self._wire.socket.recv_into(self._in[self._end :])
         self._end += received
         return bool(received)

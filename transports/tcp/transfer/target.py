@@ -198,6 +198,11 @@ class TargetLink(TransferLink):
         else:
             self.put(Confirmed(flow.id, flow.position))
 
+    @override
+    def arriving(self, flow: BlockFlow) -> None:
+        # Else the writer hears nothing for a whole slice, and takes a slow connection for a dead one.
+        self.put(Confirmed(flow.id, flow.position))
+
     def _complete(self, number: int, request: _Request) -> None:
         if request.notify is not None:
             try:

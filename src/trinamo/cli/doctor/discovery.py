@@ -26,7 +26,7 @@ async def discovery_findings(target: Target, url: str = "", key: str = "") -> li
     section = target.config.control_plane
     if section.backend != "etcd":
         return []
-    if not any([await somebody_listens(each) for each in section.etcd.endpoints]):
+    if not url and not any([await somebody_listens(each) for each in section.etcd.endpoints]):
         return []
     with trio.move_on_after(TIMEOUT_S):
         try:

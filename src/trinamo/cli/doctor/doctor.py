@@ -29,11 +29,20 @@ def doctor(
 
     import trio
 
-    from ..running.locating import locate
+    from ..running.locating import Target, locate
+    from ..status.asking import is_alone
     from .examination import examine
-    from .finding import FindingVerdict, findings_table
+    from .finding import Finding, FindingVerdict, findings_table
 
-    findings = trio.run(examine, locate(sources), place_of(url), key_of(key_env))
+    async def look() -> list[Finding]:
+        place, key = place_of(url), key_of(key_env)
+        target = locate(sources)
+        if place and await is_alone(target.config, place, key):
+            # Another cluster that runs here is not this frontend's.
+            target = Target(sources.load(), None, is_named=False)
+        return await examine(target, place, key)
+
+    findings = trio.run(look)
     if as_json:
         import json
 

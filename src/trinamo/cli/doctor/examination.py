@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -30,6 +31,7 @@ from trinamo.transports.http.certificates import Certificates
 from trinamo.transports.sockets.certificates import key_faults
 
 from ..children.shared_port import check_port
+from ..running.frontends_file import find_frontends
 from ..running.locating import Target, somebody_listens
 from ..serve.engine import choose_engine
 from .discovery import discovery_findings
@@ -54,12 +56,11 @@ _EXTRA: Final = re.compile(r"extra\s*==\s*[\"'](\w+)[\"']")
 
 async def examine(target: Target, url: str = "", key: str = "") -> list[Finding]:
     """Look at everything; takes at most a few seconds, also where nothing answers."""
-    run, started = (
-        target.run,
-        Finding(
-            "cluster", FindingVerdict.NOTE, "none was started here by `trinamo up`", "trinamo up"
-        ),
-    )
+    run, others = target.run, ", ".join(each.url for each in find_frontends() if each.url)
+    text = "none was started here by `trinamo up`"
+    if others:
+        text += f"; frontends that run here: {others}"
+    started = Finding("cluster", FindingVerdict.NOTE, text, "" if others or url else "trinamo up")
     if run is not None:
         text = f"`trinamo up`, pid {run.pid}, {run.state}: {run.url or 'not ready yet'}"
         started = Finding("cluster", FindingVerdict.GOOD, text)
@@ -120,7 +121,7 @@ def _packages(target: Target) -> Iterator[Finding]:
         yield Finding("trinamo", FindingVerdict.GOOD, text + there)
     section = target.config.control_plane
     needs = {
-        "cluster": True,
+        "cluster": not target.config.http.upstreams,
         # `trinamo up` would start servers of its own with this configuration.
         "embedded": target.run is not None
         or (section.backend == "etcd" and section.embedded is not False and not target.is_named),
@@ -251,6 +252,10 @@ def _http_port(target: Target) -> Finding:
     http = target.config.http
     if target.run is not None and target.run.url:
         return Finding("HTTP port", FindingVerdict.GOOD, f"served: {target.run.url}")
+    for file in find_frontends():
+        if urlsplit(file.url).port == http.port:
+            text = f"served: {file.url}, by `trinamo frontend`, pid {file.pid}"
+            return Finding("HTTP port", FindingVerdict.GOOD, text)
     try:
         check_port(http.host, http.port)
     except ConfigError as error:

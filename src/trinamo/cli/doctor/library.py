@@ -50,8 +50,11 @@ class Library:
         if self.mends_crash and signal.SIGSEGV.name in problem:
             return self.mends_crash
         missing = _NO_LIBRARY.search(problem)
+        if missing is not None and missing[1] in _DEBIAN:
+            # With what it recommends, libibverbs1 brings the package that makes NIXL crash.
+            return f"apt-get install --no-install-recommends {_DEBIAN[missing[1]]}"
         if missing is not None:
-            return f"apt-get install {_DEBIAN.get(missing[1], f'the package of {missing[1]}')}"
+            return f"install the package that contains {missing[1]}"
         return self.install
 
 

@@ -199,7 +199,7 @@ def _verbs(machine: MachinePaths, *, is_needed: bool) -> Finding:
         "verbs library",
         _MISSING if is_needed else _NOTE,
         "no libibverbs: Mooncake does not load without it; NIXL brings its own",
-        "apt-get install libibverbs1",
+        "apt-get install --no-install-recommends libibverbs1",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Final, Self
 import attrs
 
 from trinamo.runtime.config.config import Config
+from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.view.survey import FrontendLook, Neighbours
 from trinamo.transports.assembly.run_file import (
     FILE_BYTES_MAX,
@@ -44,6 +45,8 @@ class FrontendsFile:
     started: int
     url: str = ""
     etcd: tuple[str, ...] = ()
+    """Empty if they belong to no cluster, as in front of upstreams."""
+    key_prefix: str = ""
     processes: tuple[ProcessEntry, ...] = ()
 
     @classmethod
@@ -62,10 +65,13 @@ class FrontendsFile:
         """Where it is written."""
         return run_folder() / f"{self.pid}{_SUFFIX}"
 
-    def publish(self, url: str, etcd: Sequence[str], processes: Sequence[ProcessEntry]) -> None:
+    def publish(self, url: str, config: Config, processes: Sequence[ProcessEntry]) -> None:
         """Write it, if there is news; without it they serve as well."""
         before = attrs.astuple(self)
-        self.url, self.etcd, self.processes = url, tuple(etcd), tuple(processes)
+        etcd = config.control_plane.etcd
+        self.url, self.processes = url, tuple(processes)
+        self.etcd = () if config.http.upstreams else tuple(etcd.endpoints)
+        self.key_prefix = etcd.key_prefix
         if attrs.astuple(self) == before:
             return
         try:
@@ -103,13 +109,15 @@ def _read(path: Path) -> FrontendsFile | None:
 
 def find_neighbours(config: Config) -> Neighbours:
     """Those of the cluster with this etcd that run on this machine. Reads small files, no more."""
-    etcd = config.control_plane.etcd.endpoints
-    run = next((each for each in running() if each.etcd == etcd), None)
+    etcd = config.control_plane.etcd
+    place = etcd.endpoints, etcd.key_prefix
+    run = next((each for each in running() if (each.etcd, each.key_prefix) == place), None)
     return neighbours_of(etcd, run)
 
 
-def neighbours_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> Neighbours:
-    """What is written down of the cluster with this etcd, and the frontend that `url` names."""
+def neighbours_of(etcd: EtcdConfig | None, run: RunFile | None, url: str = "") -> Neighbours:
+    """What is written down of the cluster with this etcd, if any, and the frontend that `url` names."""
+    place = None if etcd is None else (tuple(etcd.endpoints), etcd.key_prefix)
     found = Neighbours()
     if run is not None:
         found.processes = run.processes
@@ -133,7 +141,7 @@ def neighbours_of(etcd: Sequence[str], run: RunFile | None, url: str = "") -> Ne
             if each.name.startswith("frontend") and run.url
         ]
     for file in find_frontends():
-        if file.etcd == tuple(etcd) or file.url == url:
+        if (file.etcd, file.key_prefix) == place or (url and file.url == url):
             is_alone = len(file.processes) == 1
             found.frontends += [
                 FrontendLook(each.name, each.pid, file.url, each.url, is_named=is_alone)

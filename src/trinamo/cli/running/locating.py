@@ -98,7 +98,8 @@ def _within(sources: Sources, run: RunFile) -> Sources:
 def _list(runs: Sequence[RunFile]) -> str:
     lines = []
     for run in runs:
-        how = f"--etcd {','.join(run.etcd)}; chat: --url {run.url}"
+        prefix = f" --set control_plane.etcd.key_prefix={run.key_prefix}" if run.key_prefix else ""
+        how = f"--etcd {','.join(run.etcd)}{prefix}; chat: --url {run.url}"
         lines.append(f"  {about(run)}: {how if run.etcd and run.url else 'still starting'}\n")
     return "".join(lines)
 

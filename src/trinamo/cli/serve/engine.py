@@ -11,7 +11,7 @@ import attrs
 
 from trinamo.runtime.config.models import is_own_engine
 from trinamo.runtime.config.worker import WorkerConfig
-from trinamo.runtime.engines.threads import core_count
+from trinamo.runtime.engines.threads import busy_cores, count_cores, threads_of_step
 from trinamo.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _EXTRA_MODULES: Final = ("cyllama", "jinja2", "llguidance")
+_BUSY_TOLD: Final = 0.5
+"""From so many cores on that others keep busy, it is reported."""
 
 
 @attrs.frozen
@@ -80,18 +82,26 @@ def check_engines(section: WorkerConfig) -> str:
             definition = load_engine(choice.engine)
             definition.check(each.engine_args)
             told[-1] = f"engine {choice.engine} is {definition.name}"
+            if not each.model_name and definition.is_opened_to_be_known:
+                told[-1] = f"engine {choice.engine} is there; opened, it says what it serves"
     return "; ".join(told)
 
 
-def share_cores(threads: int | str, engines: Sequence[str], *, workers: int = 1) -> int:
-    """The threads of a step, where so many workers of one machine each have these engines.
+def share_cores(threads: int | str, engines: Sequence[str], *, workers: int = 1) -> tuple[int, str]:
+    """The threads of a step, where so many workers of one machine each have these engines, and why.
 
-    Threads of llama.cpp wait for each other by spinning: more of them than cores are slower than
-    one.
+    If that is for the machine to say, and one of them is llama.cpp, measures how busy it is.
     """
-    if isinstance(threads, int):
-        return threads
-    return max(1, core_count() // max(1, workers * engines.count("llamacpp")))
+    sharing = workers * engines.count("llamacpp")
+    cores = count_cores()
+    busy = 0.0
+    if not isinstance(threads, int):
+        busy = busy_cores() if sharing else busy
+        threads = threads_of_step(cores, busy=busy, sharing=sharing)
+    why = f"{threads} thread{'s'[: threads > 1]}, for {cores.usable} core{'s'[: cores.usable > 1]}"
+    if busy >= _BUSY_TOLD:
+        why += f", while other processes keep {busy:.1f} of {cores.scheduled} busy (worker.threads)"
+    return threads, why
 
 
 @asynccontextmanager

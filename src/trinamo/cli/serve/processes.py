@@ -74,5 +74,5 @@ async def _publish(
     """Say who they are, and again when one has ended or was started again."""
     while True:
         processes = [ProcessEntry(each.name, each.pid, status_url_of(each)) for each in children]
-        file.publish(url, config.control_plane.etcd.endpoints, processes)
+        file.publish(url, config, processes)
         await changes.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket as stdlib_socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -64,7 +65,9 @@ async def run_worker(
         await take_missing_weights(config, env, transports, counted)
         sections = config.worker.by_model()
         choices = [choose_engine(each).engine for each in sections]
-        threads = share_cores(config.worker.threads, choices)
+        threads, why = share_cores(config.worker.threads, choices)
+        if "llamacpp" in choices:
+            _log.info("a step of llamacpp has %s", why)
         engines = [
             await opened.enter_async_context(open_engine(section, engine, threads=threads))
             for section, engine in zip(sections, choices, strict=True)
@@ -84,7 +87,7 @@ async def run_worker(
             ready=_settled(ready, maps_bodies=False),
             opened=told,
             metrics=metrics,
-            metadata={"pid": str(os.getpid())},
+            metadata={"pid": str(os.getpid()), "host": _host_name()},
             weights=held_weights(list(zip(sections, engines, strict=True)), counted),
         )
 
@@ -123,8 +126,15 @@ async def run_frontend(
             ready=_settled(ready, maps_bodies=True),
             opened=lambda runtime, _: runtime.live.listen(_tune_log),
             metrics=metrics,
-            place=Place(name or "frontend", os.getpid(), partial(find_neighbours, config)),
+            place=Place(
+                name or "frontend", os.getpid(), partial(find_neighbours, config), _host_name()
+            ),
         )
+
+
+def _host_name() -> str:
+    """This machine's, as people call it."""
+    return stdlib_socket.gethostname()[:64]
 
 
 def _tune_log(found: Config) -> None:

@@ -203,9 +203,8 @@ def frontend(
         def ready(facts: Any) -> None:
             # Whose certificate who looks may not know, is asked at its status port alone.
             if ready_fd is None and (facts.status_url or facts.url.startswith("http:")):
-                etcd = () if chosen.http.upstreams else chosen.control_plane.etcd.endpoints
                 entry = ProcessEntry("frontend", os.getpid(), facts.status_url)
-                file.publish(facts.url, etcd, [entry])
+                file.publish(facts.url, chosen, [entry])
             tell(
                 {
                     "url": facts.url,

@@ -21,6 +21,7 @@ from trinamo.runtime.nurseries import open_nursery
 from trinamo.runtime.protocol.undecodable import UNDECODABLE
 from trinamo.runtime.traces.ring import ProcessView, RecentView, TraceView
 from trinamo.runtime.view.listing import Listing, read_listing
+from trinamo.runtime.view.overview import FrontendView
 from trinamo.runtime.view.requests import ask_places
 from trinamo.runtime.view.survey import ASK_TIMEOUT_S, Asking, Survey, survey_around, why_away
 from trinamo.transports.assembly.planes import open_control_plane, open_fleet, reach_control
@@ -41,25 +42,49 @@ COMPLETION_TIMEOUT_S: Final = 0.5
 """Somebody has pressed a key and waits."""
 
 
-async def survey_cluster(target: Target, *, url: str = "", key: str = "") -> Survey:
+NO_CLUSTER: Final = "the frontend has no etcd: it is in front of upstreams or engines of its own"
+
+
+async def is_alone(
+    config: Config, url: str, key: str = "", *, timeout_s: float = ASK_TIMEOUT_S
+) -> bool:
+    """Whether the frontend at `url` answers, and belongs to no cluster, as one in front of upstreams."""
+    if _is_of_a_package(config):
+        return False  # Such a control plane may count nothing, as if there were none.
+    with suppress(TrinamoError, *UNDECODABLE):
+        _, body = await fetch(f"{url}/status", timeout_s=timeout_s, key=key)
+        known = msgspec.json.decode(body, type=FrontendView).cluster
+        return known is None or known.control is None
+    return False
+
+
+async def survey_cluster(
+    target: Target, *, url: str = "", key: str = "", timeout_s: float = ASK_TIMEOUT_S
+) -> Survey:
     """Look; `url` is a frontend that `trinamo up` here did not start, `key` one for its clients.
 
-    Raises `UnavailableError` or `ConnectError` with a sentence if neither etcd nor a frontend is
+    Of a frontend that belongs to no cluster nothing else is looked at: another cluster that runs here
+    is not its own. Each process has `timeout_s` seconds to answer. Raises `UnavailableError` or `ConnectError` with a sentence if neither etcd nor a frontend is
     there to be asked.
     """
+    if url and await is_alone(target.config, url, key, timeout_s=timeout_s):
+        asking = Asking(fetch, key=key, timeout_s=timeout_s)
+        return await survey_around(NO_CLUSTER, neighbours_of(None, None, url), asking)
     config, run = target.config, target.run
     endpoints = config.control_plane.etcd.endpoints
-    neighbours = neighbours_of(endpoints, run, url)
+    neighbours = neighbours_of(config.control_plane.etcd, run, url)
     is_named = target.is_named or _is_of_a_package(config)
     is_known = run is not None or is_named or neighbours.frontends
     if not is_known and not await somebody_listens(endpoints[0]):
         raise UnavailableError(NOTHING_RUNS)
-    listing = await _listing(target, can_wait=not neighbours.frontends)
-    async with _dialling(config) as dial:
+    listing = await _listing(
+        target, can_wait=not neighbours.frontends, etcd_s=max(timeout_s, ETCD_TIMEOUT_S)
+    )
+    async with _dialling(config, timeout_s) as dial:
         return await survey_around(
             listing,
             neighbours,
-            Asking(fetch, key=key, dial=dial),
+            Asking(fetch, key=key, dial=dial, timeout_s=timeout_s),
             servers=config.event_plane.nats.servers,
         )
 
@@ -69,7 +94,7 @@ def _is_of_a_package(config: Config) -> bool:
     return config.control_plane.backend not in ("etcd", "memory")
 
 
-async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
+async def _listing(target: Target, *, can_wait: bool, etcd_s: float) -> Listing | str:
     """What etcd says, or why it says nothing; `UnavailableError` if nobody else can be asked."""
     if _is_of_a_package(target.config):
         try:
@@ -81,7 +106,7 @@ async def _listing(target: Target, *, can_wait: bool) -> Listing | str:
             return error.message
     section = target.config.control_plane.etcd
     endpoints = section.endpoints
-    timeout_s = min(section.connect_timeout_s, ETCD_TIMEOUT_S)
+    timeout_s = min(section.connect_timeout_s, etcd_s)
     brief = msgspec.structs.replace(section, connect_timeout_s=timeout_s)
     # Trying again for a while is of no use if somebody else can be asked.
     if not (can_wait or any([await somebody_listens(each) for each in endpoints])):
@@ -112,7 +137,9 @@ def _known_of(config: Config) -> tuple[tuple[bytes, bytes], Fleet | None]:
 
 
 @asynccontextmanager
-async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
+async def _dialling(
+    config: Config, timeout_s: float = ASK_TIMEOUT_S
+) -> AsyncIterator[Callable[[str, str], Awaitable[str]]]:
     """Tries an address as a frontend with this configuration does; nothing is asked there.
 
     Who only looks may lack the cluster's secret: then nothing is tried. A cluster that has none is
@@ -125,7 +152,7 @@ async def _dialling(config: Config) -> AsyncIterator[Callable[[str, str], Awaita
         secret=secret,
         second_secret=second,
         fleet=fleet,
-        connect_timeout_s=ASK_TIMEOUT_S,
+        connect_timeout_s=timeout_s,
     )
     async with open_request_plane(options, RealEnv()) as plane:
 

@@ -21,6 +21,10 @@ def status(
     ] = False,
     url: Url = None,
     key_env: KeyEnv = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="For each process to answer.", min=0.1),
+    ] = 1.5,
     sources: Sources,
 ) -> None:
     """Show live instances, leases and models, and whether etcd and NATS are there.
@@ -40,7 +44,13 @@ def status(
     from .text import open_console, survey_json, survey_tables
 
     survey = trio.run(
-        partial(survey_cluster, locate(sources), url=place_of(url), key=key_of(key_env))
+        partial(
+            survey_cluster,
+            locate(sources),
+            url=place_of(url),
+            key=key_of(key_env),
+            timeout_s=timeout_s,
+        )
     )
     if as_json:
         sys.stdout.write(survey_json(survey) + "\n")

@@ -113,7 +113,8 @@ def _table(
 
 def _frontend(look: FrontendLook) -> Text:
     name = look.name if look.name.startswith("frontend") else f"frontend {look.name}"
-    text = f"{name}: {look.url}, {look.status}"
+    where = f" on {look.host}" if look.host else ""
+    text = f"{name}{where}: {look.api_url or look.url}, {look.status}"
     if look.in_flight is not None:
         text += f", {look.in_flight} requests in flight"
     events = None if look.view is None or look.view.cluster is None else look.view.cluster.events
@@ -154,6 +155,9 @@ def _instances(instances: list[InstanceLook], width: int) -> RenderableType:
         return Text("instances: none is registered; start one with `trinamo worker`")
     is_mixed = len({each.build for each in instances if each.build}) > 1
     rows = [_cells(each, is_mixed=is_mixed) for each in instances]
+    if len({row["host"] for row in rows}) == 1:
+        # On one machine it is in the lines of the frontends.
+        rows = [{**row, "host": ""} for row in rows]
     columns = [name for name in rows[0] if any(row[name] not in ("", "-") for row in rows)]
     for dispensable in ("lease", "address", "incarnation", "endpoint", "engine"):
         wide = sum(max(len(name), *(len(row[name]) for row in rows)) + 3 for name in columns)
@@ -172,6 +176,7 @@ def _cells(look: InstanceLook, *, is_mixed: bool) -> dict[str, str]:
     found = {
         "name": look.name or "-",
         "instance": look.id,
+        "host": told.get("host", ""),
         "endpoint": look.endpoint,
         "model": told.get("model", ""),
         "engine": told.get("engine", ""),

@@ -201,9 +201,13 @@ def issue(
 def rights(
     role: Annotated[str, typer.Option(help="frontend, worker, prefill or operator.")],
     namespace: Annotated[str, typer.Option(help="As worker.namespace.")] = "trinamo",
+    key_prefix: Annotated[str, typer.Option(help="As control_plane.etcd.key_prefix.")] = "",
 ) -> None:
     """Print what makes users of etcd and NATS with the least that a role needs."""
+    from trinamo.runtime.config.config import load_config
+
     from .rights import rights_text
 
-    for line in rights_text(read_role(role), namespace):
+    load_config(environ={}, overrides={"control_plane.etcd.key_prefix": key_prefix})
+    for line in rights_text(read_role(role), namespace, key_prefix):
         typer.echo(line)

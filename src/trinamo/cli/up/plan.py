@@ -19,7 +19,7 @@ import attrs
 from trinamo.runtime.config.config import Config
 from trinamo.runtime.config.models import is_own_engine
 from trinamo.runtime.config.worker import WorkerConfig
-from trinamo.runtime.engines.threads import core_count
+from trinamo.runtime.engines.threads import count_cores
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.assembly.run_file import names_etcd, names_nats
 from trinamo.transports.servers.binaries import LOOPBACK
@@ -162,11 +162,12 @@ def plan_cluster(
     engines = tuple(choice.engine for choice in choices)
     reasons = list(dict.fromkeys(choice.why for choice in choices))
     if workers is None:
-        workers = max(1, core_count() // CORES_OF_A_WORKER) if LLAMACPP in engines else WORKERS
-    threads = share_cores(config.worker.threads, engines, workers=workers)
+        workers = (
+            max(1, count_cores().usable // CORES_OF_A_WORKER) if LLAMACPP in engines else WORKERS
+        )
+    threads, why = share_cores(config.worker.threads, engines, workers=workers)
     if LLAMACPP in engines:
-        threads_of_each = f"{threads} thread{'s'[: threads > 1]}"
-        reasons.append(f"workers {workers}, each of {threads_of_each}, for {core_count()} cores")
+        reasons.append(f"workers {workers}, each of {why}")
     if workers > 1 and config.data_plane.tcp.port:
         raise ConfigError(
             f"data_plane.tcp.port is {config.data_plane.tcp.port}, which {workers} workers on one"

@@ -77,13 +77,14 @@ def _of(kinds: str | Iterable[str], subjects: Iterable[str]) -> list[str]:
     return [each for each in subjects if each.split(".")[1] in wanted]
 
 
-def rights_text(role: Role, namespace: str) -> Iterator[str]:
+def rights_text(role: Role, namespace: str, key_prefix: str = "") -> Iterator[str]:
     """Lines to paste: commands for etcd's root, and a user for nats-server's configuration."""
-    name = f"trinamo-{role}"
+    # Clusters that share an etcd have users of their own, else each could write the others' keys.
+    name = "-".join(["trinamo", *key_prefix.split("/")[:-1], role])
     yield "# etcd, as root; then control_plane.etcd.username and password:"
     yield f"etcdctl role add {name}"
     for prefix, right in etcd_rights(role, namespace).items():
-        yield f"etcdctl role grant-permission {name} --prefix=true {right} {prefix}"
+        yield f"etcdctl role grant-permission {name} --prefix=true {right} {key_prefix}{prefix}"
     yield f"etcdctl user add {name}"
     yield f"etcdctl user grant-role {name} {name}"
     yield "# nats-server, among the users of authorization; then event_plane.nats.username and password:"

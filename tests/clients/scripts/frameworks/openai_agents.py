@@ -10,7 +10,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 agents.set_tracing_disabled(True)
-STEADY = {"temperature": 0, "max_tokens": 80}
+# Without the repetition penalty of the model's defaults, by which a greedy answer goes on to its bound.
+STEADY = {"temperature": 0, "max_tokens": 80, "extra_body": {"repetition_penalty": 1}}
 
 
 class Person(BaseModel):

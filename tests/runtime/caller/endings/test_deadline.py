@@ -55,7 +55,6 @@ class Handlers:
         return [context.reason for context in self.contexts]
 
 
-@pytest.mark.slow
 async def test_a_time_limit_travels_and_ends_both_ends_of_a_stream(cluster: Cluster) -> None:
     handlers = Handlers()
     await cluster.serve("1", handlers.once_and_wait)
@@ -159,7 +158,6 @@ async def test_an_exchange_waits_no_longer_than_it_may(cluster: Cluster) -> None
     await eventually(lambda: handlers.reasons == [Reason.DEADLINE])
 
 
-@pytest.mark.slow
 async def test_a_unary_request_takes_its_deadline_along(cluster: Cluster) -> None:
     handlers = Handlers()
     worker = await cluster.serve("1")

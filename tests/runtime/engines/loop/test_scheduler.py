@@ -252,6 +252,19 @@ def test_a_sequence_begins_behind_what_is_stored_but_computes_its_last_token() -
     assert shares(step(scheduler))[e] == 1, "nobody has it, but it is there"
 
 
+def test_a_sequence_that_is_whole_begins_behind_nothing_and_stores_for_others() -> None:
+    scheduler = make_scheduler(has_prefix_cache=True)
+    whole = make_sequence(8)
+    whole.is_whole = True
+    scheduler.submit(whole)
+    assert shares(step(scheduler)) == {whole: 8}
+    again, other = make_sequence(8), make_sequence(8)
+    again.is_whole = True
+    scheduler.submit(again)
+    scheduler.submit(other)
+    assert shares(step(scheduler)) == {whole: 1, again: 8, other: 4}
+
+
 def test_a_preempted_sequence_finds_the_blocks_that_nobody_took() -> None:
     scheduler = make_scheduler(blocks=10, has_prefix_cache=True)
     a, b = make_sequence(14), make_sequence(15, token=1)
@@ -309,3 +322,24 @@ def test_shared_blocks_of_a_paused_sequence_make_no_room() -> None:
     scheduler.submit(make_sequence(14, 24, token=1))
     step(scheduler)
     assert b.state is SequenceState.RUNNING
+
+
+def test_what_is_still_to_be_computed_is_counted_but_not_what_others_fill() -> None:
+    scheduler = make_scheduler(running_max=2, chunk_tokens_max=4)
+    decoding, prefilling, waiting = make_sequence(3), make_sequence(9), make_sequence(5)
+    for sequence in (decoding, prefilling, waiting):
+        scheduler.submit(sequence)
+    assert scheduler.waiting_tokens == 17
+    step(scheduler)
+    assert scheduler.waiting_tokens == 5 + 5
+    scheduler.end(decoding)
+    scheduler.end(waiting)
+    while scheduler.waiting_tokens:
+        step(scheduler)
+    assert prefilling.pending_tokens == 1
+    held = make_sequence(7)
+    held.is_pinned = held.is_held = True
+    scheduler.submit(held)
+    assert scheduler.waiting_tokens == 0
+    step(scheduler)
+    assert (held.pending_tokens, scheduler.waiting_tokens) == (7, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -46,9 +45,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         answer=st.integers(1, 10),
         kind=st.sampled_from(["plain", "plain", "kept", "reserved"]),
         token=st.integers(0, 1),
+        tenant=st.sampled_from("aabc"),
     )
-    def submit(self, prompt: int, answer: int, kind: str, token: int) -> None:
-        sequence = make_sequence(prompt, prompt + answer, token)
+    def submit(self, prompt: int, answer: int, kind: str, token: int, tenant: str) -> None:
+        sequence = make_sequence(prompt, prompt + answer, token, tenant)
         sequence.is_pinned, sequence.is_held = kind != "plain", kind == "reserved"
         if len(self.scheduler.waiting) < 5:
             self.scheduler.submit(sequence)
@@ -155,5 +155,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.waiting
 
 
-TestSchedulerAtRandom = pytest.mark.slow(SchedulerMachine.TestCase)
+TestSchedulerAtRandom = SchedulerMachine.TestCase
 TestSchedulerAtRandom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

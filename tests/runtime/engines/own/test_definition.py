@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -323,7 +324,6 @@ async def test_an_abandoned_answer_closes_its_generator() -> None:
         assert engine.statistics().running == 0
 
 
-@pytest.mark.slow
 async def test_who_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     @trinamo.engine(name="greedy")
     async def greedy(request: GenerateRequest, context: Context) -> AsyncGenerator[str, None]:
@@ -335,17 +335,18 @@ async def test_who_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureF
         await ask(engine)
 
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    # A busy machine may hold another step up, too.
+    told = [each for each in told if "(test_definition.py:" in each]
     assert len(told) == 1
     assert told[0].startswith("engine greedy held the event loop for 0.")
     assert "trio.to_thread.run_sync" in told[0]
-    assert "(test_definition.py:" in told[0]
 
 
 async def test_a_step_that_does_not_end_is_told_while_it_lasts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def stuck() -> AsyncGenerator[str, None]:
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 120
         while "still does" not in caplog.text and time.monotonic() < give_up:
             time.sleep(0.01)  # noqa: ASYNC251 -- what is to be found
         yield "late"
@@ -438,3 +439,24 @@ async def test_a_generator_that_cannot_be_asked_is_refused_before_it_is(
     if made is takes_a_path:
         definition.check({"path": "here"})
         assert await answer_of(definition, arguments={"path": "here"}) == "here"
+
+
+def test_a_class_that_is_entered_and_whose_answer_has_no_yield_is_refused_before_it_is_opened() -> (
+    None
+):
+    class Loaded:
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def answer(self, request: Any, context: Any) -> str:
+            return "without yield"
+
+    with pytest.raises(ConfigError, match="is no async generator"):
+        trinamo.engine(Loaded).check({})
+
+
+def test_what_a_step_is_told_of_a_sequence_is_in_the_help() -> None:
+    told = inspect.getdoc(trinamo.StepItem) or ""
+    assert [name for name in trinamo.StepItem.__struct_fields__ if f"{name}: " not in told] == []

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests import needs
 from tests.runtime.http.running import on_every_server
-from tests.session import needs
 from tests.sim.report.browser import CHROMIUM, Browser, browser
 from trinamo import HttpService
 from trinamo.runtime.errors import ConfigError
@@ -109,7 +109,7 @@ def chromium() -> Iterator[Browser]:
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.check
 @needs.CHROMIUM.unless(CHROMIUM is not None)
 async def test_a_page_in_a_real_browser_streams_a_chat_from_another_origin(
     serve: Any, chromium: Browser, tmp_path: Path

@@ -223,7 +223,7 @@ async def test_a_running_frontend_takes_up_a_changed_file(
     other.replace(file)
     async with running.client() as client:
         headers = {"authorization": "Bearer sk-new-0123456789"}
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while (await client.get("/v1/models", headers=headers)).status_code != 200:
                 await trio.sleep(0.01)
 
@@ -269,7 +269,6 @@ def test_what_is_unwise_is_told(file: Path) -> None:
     assert ["clear text" in away[0], "chmod 600" in away[1]] == [True, True]
 
 
-@pytest.mark.slow
 async def test_before_upstreams_the_clients_key_stays_here_and_the_upstream_gets_ours(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,11 +134,18 @@ async def test_a_turn_of_an_assistant_that_stands_last_is_gone_on_with(serve: An
     assert running.engine.requests[0].continue_final_message
 
 
+async def test_an_assistant_s_turn_may_have_no_content(serve: Any) -> None:
+    running = await serve()
+    await post(running, messages=[*HI, {"role": "assistant", "content": None}, *HI])
+    assert [turn.content for turn in running.engine.requests[0].turns] == ["hi", "", "hi"]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "at least one"),
+        ({"messages": [{"role": "user", "content": None}]}, "'messages[0].content' is missing"),
         ({"messages": [{"role": "system", "content": "a"}]}, "'system'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),

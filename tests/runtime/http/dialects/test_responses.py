@@ -156,6 +156,24 @@ async def test_calls_of_functions_are_items_and_their_outputs_go_in_again(serve:
     await running.wait_quiet()
 
 
+async def test_a_history_may_hold_cut_calls_and_turns_without_content(serve: Any) -> None:
+    running = await serve()
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": '}
+    items: Any = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "go"},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": None},
+    ]
+    async with running.client() as client:
+        answer = await client.post(PATH, json={"model": "local", "input": items})
+    assert answer.status_code == 200, answer.text
+    turns = running.engine.requests[0].turns
+    assert [turn.content for turn in turns] == ["go", "", "go", "", ""]
+    assert json.loads(turns[3].tool_calls)[0]["function"]["arguments"] == call["arguments"]
+
+
 @leaves_generators
 async def test_an_answer_that_is_cut_at_its_tokens_is_incomplete(serve: Any) -> None:
     running = await serve(says("a", "b", reason=FinishReason.LENGTH))
@@ -196,7 +214,7 @@ async def test_an_answer_that_is_cut_at_its_tokens_is_incomplete(serve: Any) -> 
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0]",
+            "input[0].content[0].type",
             "input_image",
         ),
         ({"input": "a", "temperature": 3}, "temperature", "2"),

@@ -291,4 +291,6 @@ async def test_the_client_of_an_endpoint_is_kept_while_a_card_names_it_or_a_work
         assert each.clients.opened, "its worker is there, and may publish the model again"
         await each.store.delete(instance)
         await trio.sleep(600)
+        assert each.clients.opened, "its worker left without draining, and is named as gone"
+        await trio.sleep(600)
         assert not each.clients.opened

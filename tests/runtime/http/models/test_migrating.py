@@ -107,7 +107,7 @@ async def open_house(
         url: list[str] = []
         opened: list[Runtime] = []
         running = config(http__port=0, **settings)
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             nursery.start_soon(
                 lambda: serve_frontend(
                     running,
@@ -120,10 +120,10 @@ async def open_house(
             )
             while not url:
                 await trio.sleep(0.005)
-        client = httpx.AsyncClient(base_url=url[0], trust_env=False, timeout=30)
+        client = httpx.AsyncClient(base_url=url[0], trust_env=False, timeout=120)
         async with client:
             yield House(client, cut, engines, opened[0], [process for _, process in workers])
-        with trio.fail_after(5):
+        with trio.fail_after(120):
             while any(engine.statistics().blocks_used for engine in engines):
                 await trio.sleep(0.002)
             while transports.open_streams:
@@ -154,8 +154,13 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": TOKENS}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(GREEDY, id="greedy", marks=pytest.mark.check),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
+)
 async def test_an_answer_is_the_same_wherever_it_is_cut(sampling: dict[str, Any]) -> None:
     """I11: text, finish reason and usage, streamed and whole, and a stop string behind the cut."""
     async with open_house() as house:
@@ -176,7 +181,6 @@ async def test_an_answer_is_the_same_wherever_it_is_cut(sampling: dict[str, Any]
         assert house.cut.count >= 2 * (TOKENS - 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "dialect"),
     [
@@ -218,7 +222,6 @@ async def test_an_answer_without_a_seed_is_drawn_on_as_it_was_begun() -> None:
         assert house.cut.count == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_a_client_that_leaves_while_its_answer_moves_leaves_nothing_behind(
     is_streamed: bool,

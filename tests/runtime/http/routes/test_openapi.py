@@ -79,7 +79,6 @@ def test_what_structs_decode_later_has_its_own_type() -> None:
     assert "maximum" in str(chat["properties"]["temperature"])
 
 
-@pytest.mark.slow
 async def test_what_a_real_frontend_takes_and_answers_fits_it() -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     async with open_small_cluster() as cluster:

@@ -59,7 +59,7 @@ def transfers_of(runtime: Runtime) -> EngineTransfers:
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while not is_true():
             await trio.sleep(0.005)
 

@@ -91,6 +91,19 @@ async def test_an_engine_that_restarted_under_its_name_is_connected_to_again() -
         nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_that_restarted_is_connected_to_before_the_watch_reports_it() -> None:
+    village, mine, theirs = Village(), cache(1), cache(2)
+    async with village.live("decode", mine) as (here, _):
+        async with village.live("prefill", theirs):
+            first = await here.connect("prefill")
+        second_life = cache(3)
+        async with village.live("prefill", second_life) as (there, _), there.grant([4]) as grant:
+            assert not await here.router.probe(first)
+            await here.read("prefill", [0], [4], ticket=grant.ticket)
+            assert block(mine, 0) == block(second_life, 4)
+            assert here.statistics().peers == 1
+
+
 async def test_an_engine_that_only_lost_its_lease_keeps_its_peers(
     autojump_clock: MockClock,
 ) -> None:

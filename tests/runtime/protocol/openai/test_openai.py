@@ -47,6 +47,29 @@ def test_content_may_be_a_list_of_text_parts() -> None:
     assert request.messages == [ChatMessage("system", "ab"), ChatMessage("user", "hi")]
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "reasoning_content": "The user greets."},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": []},
+        {"role": "assistant"},
+        {"role": "tool", "content": None, "tool_call_id": "c1"},
+    ],
+    ids=str,
+)
+def test_a_turn_of_an_assistant_or_a_tool_may_have_no_content(turn: dict[str, Any]) -> None:
+    request = chat(messages=[*MESSAGES, turn, *MESSAGES])
+    assert request.messages is not None
+    assert request.messages[1].content == ""
+
+
+def test_a_refusal_in_the_history_is_text() -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert chat(messages=[said, *MESSAGES]).turns[0] == ChatMessage("assistant", "no")
+
+
 def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert chat(max_tokens=3).max_tokens == 3
     assert chat(max_tokens=3, max_completion_tokens=5).max_tokens == 5
@@ -169,7 +192,7 @@ def test_what_is_wrong_is_named(make: Any, bad: dict[str, Any], param: str) -> N
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].type",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

@@ -12,6 +12,7 @@ import pytest
 
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.http import endpoints
+from trinamo.runtime.http.endpoints import EndpointKind
 from trinamo.runtime.protocol.openai.generate import (
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,
@@ -122,7 +123,7 @@ def test_blanks_between_brackets_change_nothing(blank: str) -> None:
 
 
 def test_the_longest_stop_strings_are_allowed() -> None:
-    stops = ["\U0001f600" * STOP_CHARS_MAX] * STOP_STRINGS_MAX
+    stops = ["\U0001f600" * (STOP_CHARS_MAX // STOP_STRINGS_MAX)] * STOP_STRINGS_MAX
     assert complete(json.dumps({"prompt": "a", "stop": stops}).encode()).stop == stops
 
 
@@ -139,7 +140,7 @@ LONG: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", LONG, ids="+".join)
 def test_a_worker_measures_before_it_decodes(fields: dict[str, Any]) -> None:
-    payload = Encode(GenerateRequest(model="m", **fields))
+    payload = Encode({"model": "m", **fields})
     decoder = msgspec.msgpack.Decoder(bounded_request_type(CONTEXT))
     assert peak_of_refusing(lambda: decoder.decode(payload)) < 100_000
 
@@ -152,7 +153,7 @@ def test_a_worker_measures_before_it_decodes(fields: dict[str, Any]) -> None:
         GenerateRequest(
             model="m",
             prompt="\U0001f600" * (CONTEXT * TOKEN_CHARS_MAX),
-            stop=["\U0001f600" * STOP_CHARS_MAX] * STOP_STRINGS_MAX,
+            stop=["\U0001f600" * (STOP_CHARS_MAX // STOP_STRINGS_MAX)] * STOP_STRINGS_MAX,
         ),
     ],
     ids=["token ids", "messages", "prompt"],
@@ -171,3 +172,41 @@ def test_no_answer_has_so_many_prompt_tokens(count: int) -> None:
     data = Encode(Delta("a", [1], None, count))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(data, type=Delta)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (endpoints.COMPLETIONS, "prompt"),
+        (endpoints.EMBEDDINGS, "input"),
+        (endpoints.TOKENIZE, "prompt"),
+        (endpoints.DETOKENIZE, "tokens"),
+    ],
+)
+def test_lists_in_lists_are_refused_at_every_depth(kind: EndpointKind, field: str) -> None:
+    """A body can be just shallow enough to be read, and its prompt then too deep."""
+
+    def enter(body: bytes) -> None:
+        request = kind.decode(body)
+        request.to_choices(request.to_generate("m", CONTEXT), CONTEXT, 64)
+
+    for depth in (2, 3, *range(850, 1001), 2000, 10_000):
+        body = f'{{"{field}":{"[" * depth}{"]" * depth}}}'.encode()
+        with pytest.raises(RequestError):
+            enter(body)
+
+
+def test_all_stop_strings_together_have_a_bound() -> None:
+    stops = ["a" * STOP_CHARS_MAX, "b"]
+    with pytest.raises(RequestError, match="'stop' holds 4097 characters; at most 4096"):
+        complete(json.dumps({"prompt": "a", "stop": stops}).encode())
+    with pytest.raises(RequestError, match="'stop'"):
+        GenerateRequest(model="m", prompt="a", stop=stops)
+
+
+def test_the_input_of_an_earlier_call_is_measured_before_it_is_decoded() -> None:
+    block = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [[]] * (1 << 17)}}
+    messages = [{"role": "assistant", "content": [block]}]
+    body = json.dumps({"max_tokens": 1, "messages": messages}).encode()
+    request = endpoints.MESSAGES.decode(body)
+    assert peak_of_refusing(lambda: request.to_generate("m", 1 << 20)) < 100_000

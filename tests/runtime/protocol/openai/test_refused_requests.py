@@ -9,15 +9,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import trio
 
 from tests.runtime.small_cluster import MODEL, SmallCluster, open_small_cluster
 from trinamo.runtime.errors import RequestError
 from trinamo.runtime.protocol.discovery.instances import EndpointName
 from trinamo.runtime.protocol.openai.generate import Delta
-
-pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).with_name("refused.json")
 USER: Final = {"role": "user", "content": "a"}

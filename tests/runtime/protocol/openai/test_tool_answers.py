@@ -11,7 +11,7 @@ import pytest
 from trinamo.runtime.http.endpoints import CHAT, MESSAGES, RESPONSES, EndpointKind
 from trinamo.runtime.protocol.openai.answers import Usage
 from trinamo.runtime.protocol.openai.generate import Delta, FinishReason
-from trinamo.runtime.protocol.openai.tool_calls import ToolAnswer
+from trinamo.runtime.protocol.openai.tool_calls import ToolAnswer, ToolCallParser
 
 
 def reply_to(text: str) -> dict[str, Any]:
@@ -53,6 +53,49 @@ def test_half_a_character_in_arguments_is_sent_as_a_mark() -> None:
     assert call["function"] == {"name": "f", "arguments": "a?"}
     (called,) = (each["delta"]["tool_calls"] for each in streamed(text)[:1])
     assert called[0]["function"] == call["function"]
+
+
+def pieces_of(text: str, parser: ToolCallParser) -> list[Any]:
+    """What is told before the answer ends, though it comes a character at a time."""
+    return [piece for char in text for piece in parser.push(char)]
+
+
+@pytest.mark.parametrize(
+    ("text", "called", "said"),
+    [
+        (
+            '{"arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call>',
+            '{"a": "</tool_call>"}',
+            "",
+        ),
+        (
+            '{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
+            '{"a": "</tool_call>"}',
+            "",
+        ),
+        ('{"arguments": {"a": NaN}, "name": "f"}</tool_call>', None, None),
+        ("</tool_call> is a tag.", None, None),
+        (" Now I know.", None, None),
+        ('{"arguments": {"a": 1\n\nSo it is.', None, None),
+        ('{"arguments": {"a": "x\n</tool_call> Bye.', None, None),
+        ('{"name": "f", "arguments": {"a": 1}\nSo it is.', '{"a": 1}', "So it is."),
+        ('{"name": "f", "arguments": {"a": 1}}\nSo it is.', '{"a": 1}', "So it is."),
+        ('{"arguments": {"a": 1}, "name": "f"} So it is.', '{"a": 1}', "So it is."),
+        ('{"name": "f", "arguments": {"a": 1</tool_call>Bye.', '{"a": 1', "Bye."),
+        ('{"name": "f", "arguments": {"a": 1}, "id": 3}</tool_call>Bye.', '{"a": 1}', "Bye."),
+    ],
+)
+def test_a_call_ends_where_its_json_does_and_nothing_waits_for_more(
+    text: str, called: str | None, said: str | None
+) -> None:
+    """A tag may be in a string, and none may ever come; what is no JSON is text, the tag with it."""
+    parser = ToolCallParser()
+    pieces = pieces_of(f"<tool_call>{text}", parser)
+    told = "".join(each for each in pieces if isinstance(each, str))
+    arguments = [each.arguments for each in pieces if not isinstance(each, str)]
+    assert told == (f"<tool_call>{text}" if said is None else said)
+    assert ("".join(arguments) if arguments else None) == called
+    assert parser.finish() == []
 
 
 def test_a_call_behind_text_is_streamed_wherever_the_text_is_cut() -> None:

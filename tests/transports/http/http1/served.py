@@ -29,6 +29,8 @@ LAST = b"GET /last HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
 class MemorySocket:
     """Offers what a simulated socket offers, as far as a server asks for it."""
 
+    error = 0
+
     def __init__(self) -> None:
         self.sent = bytearray()
         self.room = 1 << 40
@@ -96,6 +98,10 @@ class MemorySocket:
         self.has_ended = True
 
     def setsockopt(self, *_: object) -> None: ...
+
+    def getsockopt(self, *_: object) -> int:
+        """The error that is pending."""
+        return self.error
 
     def getpeername(self) -> tuple[str, int]:
         return "192.0.2.1", 4711

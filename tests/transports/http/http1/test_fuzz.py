@@ -12,7 +12,6 @@ from trinamo.transports.http.http1 import heads
 from trinamo.transports.http.http1.connection import Http1Connection
 
 
-@pytest.mark.slow
 async def test_mutated_requests_break_nothing() -> None:
     played = await fuzz(5_000, seed=1)
     assert played.requests > 2_000, "mutation leaves too little whole to reach anything"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import trio
 import trio.testing
@@ -17,6 +19,7 @@ from tests.transports.http.http1.served import (
 from trinamo.runtime.http.bodies import Bodies, Body
 from trinamo.runtime.http.exchanges import ClientGoneError, HttpExchange
 from trinamo.transports.http.http1 import connection
+from trinamo.transports.http.http1.connection import PROCESSING
 
 Clock = trio.testing.MockClock
 POST = b"POST /a HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\n"
@@ -36,6 +39,16 @@ async def test_who_leaves_is_noticed(way: str, pipelined: bytes, is_started: boo
         before = served.sent
         if way == "fin":
             served.socket.arrive(b"")
+            if not is_started:
+                # He may only have no more to send: what he is sent then, his kernel answers with a reset.
+                await settle()
+                before += PROCESSING
+                assert (held.gone, served.sent) == (0, before)
+                served.socket.error = errno.EPIPE
+                await trio.testing.wait_all_tasks_blocked()
+                with trio.fail_after(120):
+                    while not held.gone:
+                        await trio.sleep(connection._RESET_LOOK_S)
         elif way == "rst":
             served.socket.break_off()
         else:

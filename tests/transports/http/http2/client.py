@@ -84,9 +84,10 @@ class Http2Client:
         *,
         headers: tuple[tuple[str, str], ...] = (),
         is_whole: bool = True,
+        is_sent: bool = True,
         **pseudo: str,
     ) -> int:
-        """Send a request; the id of its stream."""
+        """Send a request, or leave that to the caller; the id of its stream."""
         stream_id = self.h2.get_next_available_stream_id()
         fields = {"method": "GET" if body is None else "POST", "path": path, "scheme": "https"}
         fields |= {"authority": "localhost"} | pseudo
@@ -95,16 +96,18 @@ class Http2Client:
         if body is not None:
             self.h2.send_data(stream_id, body, end_stream=is_whole)
         self.answers[stream_id] = Answer()
-        await self.flush()
+        if is_sent:
+            await self.flush()
         return stream_id
 
-    async def chat(self, *, stream: bool = True, **more: Any) -> int:
+    async def chat(self, *, stream: bool = True, is_sent: bool = True, **more: Any) -> int:
         """Ask for a chat completion."""
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream, **more}
         kind = (("content-type", "application/json"),)
-        return await self.ask("/v1/chat/completions", json.dumps(body).encode(), headers=kind)
+        data = json.dumps(body).encode()
+        return await self.ask("/v1/chat/completions", data, headers=kind, is_sent=is_sent)
 
-    async def until(self, is_so: Any, timeout_s: float = 10.0) -> None:
+    async def until(self, is_so: Any, timeout_s: float = 120.0) -> None:
         """Read until something is so, or the connection is over."""
         with trio.fail_after(timeout_s):
             while not is_so() and not self.is_over:

@@ -33,7 +33,7 @@ from trinamo.runtime.context import Context, Reason
 from trinamo.runtime.protocol.openai.generate import Delta, GenerateRequest
 from trinamo.transports.http.http2 import connection
 
-pytestmark = with_tls
+pytestmark = [pytest.mark.check, with_tls]
 
 ENHANCE_YOUR_CALM = 11
 Attack = Callable[[Http2Client], Awaitable[None]]
@@ -139,7 +139,6 @@ ATTACKS: list[Attack] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 async def test_it_ends_the_connection_and_leaves_nothing(serve: Any, attack: Attack) -> None:
     running = await serve()
@@ -147,7 +146,7 @@ async def test_it_ends_the_connection_and_leaves_nothing(serve: Any, attack: Att
         await client.start()
         async with trio.open_nursery() as nursery:
             # As it attacks it reads too, or the server's words would wait for it.
-            nursery.start_soon(client.until, lambda: False, 20.0)
+            nursery.start_soon(client.until, lambda: False)
             with contextlib.suppress(h2.exceptions.ProtocolError):
                 # That is what this side's library says after the server's last word.
                 await attack(client)
@@ -159,7 +158,6 @@ async def test_it_ends_the_connection_and_leaves_nothing(serve: Any, attack: Att
     await running.wait_quiet()
 
 
-@pytest.mark.slow
 async def test_resets_at_the_pace_of_people_are_no_attack(serve: Any) -> None:
     """Whoever leaves every second answer early, and takes the others, is let."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from tests.transports.http.http2.client import DATA, PING, RESET, frame
 from trinamo.transports.http.http2.connection import FrameBudget
+
+pytestmark = pytest.mark.check
 
 RESETS_UNTIL_SPENT = 201
 

@@ -10,6 +10,8 @@ import h2.connection
 import pytest
 import trio
 
+pytestmark = pytest.mark.check
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
@@ -25,7 +27,7 @@ def open_http2() -> bytes:
 
 async def read_to_end(stream: trio.SocketStream) -> bytes:
     received = b""
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         while data := await stream.receive_some():
             received += data
     return received

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from tests.session import needs
+from tests import needs
 from tests.sources import ROOT
 from trinamo.runtime.engines.llamacpp.model_file import find_model
 from trinamo.runtime.errors import ConfigError

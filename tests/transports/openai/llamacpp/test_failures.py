@@ -16,7 +16,7 @@ from tests.transports.openai.fake import Front, open_cluster, open_front
 from tests.transports.openai.llamacpp.server import LlamaServer, llama_server
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.check,
     # Streams that are left early leave generators to the garbage collector, which trio reports.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -65,7 +65,9 @@ async def wait_seen(front: Front, is_so: Callable[[list[dict[str, Any]]], bool])
 
 def kill_busy(servers: list[LlamaServer]) -> None:
     """`kill -9` of the one that computes."""
-    pages = [httpx.get(f"{each.url.removesuffix('/v1')}/metrics").text for each in servers]
+    pages = [
+        httpx.get(f"{each.url.removesuffix('/v1')}/metrics", timeout=120).text for each in servers
+    ]
     (busy,) = [
         server
         for server, page in zip(servers, pages, strict=True)

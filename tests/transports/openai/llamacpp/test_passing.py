@@ -16,7 +16,7 @@ from tests.transports.openai.fake import Front, open_cluster, open_front
 from tests.transports.openai.llamacpp.server import LlamaServer, llama_server
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.check,
     # The openai and httpx packages leave generators to the garbage collector, which trio reports.
     pytest.mark.filterwarnings("ignore:Async generator '(openai|httpx|httpcore):ResourceWarning"),
 ]

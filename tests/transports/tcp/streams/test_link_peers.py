@@ -279,7 +279,7 @@ async def calls() -> AsyncIterator[Calls]:
         found = Calls(None, contexts)  # type: ignore[arg-type]
         for context in contexts:
             nursery.start_soon(handler, context)
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             found.link = await port.accept_link()
             async with found.link.end.stream:
                 heard = [await found.link.hear() for _ in range(4)]

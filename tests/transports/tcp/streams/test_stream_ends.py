@@ -75,7 +75,7 @@ async def test_who_found_the_link_full_goes_on_when_its_bytes_are_out() -> None:
         with home.server.register(Context("r")) as registration:
             async with home.call(registration.connection) as sender:
                 assert not sender.send_nowait(b"x" * 1000)
-                with trio.fail_after(5):
+                with trio.fail_after(120):
                     await wait_room(sender)
                 sender.finish()
             assert await collect(registration.channel) == ([b"x" * 1000], None)

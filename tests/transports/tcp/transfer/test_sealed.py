@@ -34,7 +34,7 @@ GREETED_BYTES = 8192
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         yield
 
 

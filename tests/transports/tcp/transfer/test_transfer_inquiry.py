@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.leftovers import open_descriptors
 from tests.transports.tcp.ends import dialled, welcomed
 from trinamo.runtime.protocol.streams.membership import Purpose
 from trinamo.runtime.protocol.transfer.settlement import InquiryResult
@@ -44,7 +45,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
 
 async def sign_of(address: str, timeout_s: float = 5.0) -> InquiryResult:
     async with open_transfer_plane() as plane:
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             return (await plane.mover.inquire(address, LIFE, 7, timeout_s=timeout_s)).result
 
 
@@ -141,7 +142,6 @@ def listening_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 
 
-@pytest.mark.slow
 async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuses() -> None:
     with listening_process() as process:
         assert process.stdout is not None
@@ -166,7 +166,7 @@ async def test_an_inquiry_that_makes_no_sense_ends_its_stream_and_no_more(first:
         stream = await dialled(plane.mover.address, Purpose.TRANSFERS)
         async with stream:
             await stream.send_all(first)
-            with trio.fail_after(5):
+            with trio.fail_after(120):
                 assert await stream.receive_some() == b""
         assert plane.mover.malformed_count == 1
         assert await sign_of(plane.mover.address) is InquiryResult.REPLACED
@@ -183,23 +183,21 @@ async def test_the_answer_is_one_small_frame() -> None:
         nursery.cancel_scope.cancel()
 
 
-def descriptor_count() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_questions_leave_no_descriptor_and_no_task() -> None:
     async with open_transfer_plane() as plane, open_transfer_plane() as peer:
 
-        async def ask(times: int) -> tuple[int, int]:
+        async def ask(times: int) -> tuple[frozenset[tuple[int, str]], int]:
             for _ in range(times):
                 await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
                 with trio.move_on_after(0):
                     await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            return descriptor_count(), trio.lowlevel.current_statistics().tasks_living
+            return open_descriptors(), trio.lowlevel.current_statistics().tasks_living
 
-        before = await ask(5)
-        assert await ask(100) == before
+        descriptors_before, tasks_before = await ask(5)
+        descriptors, tasks = await ask(100)
+        assert descriptors <= descriptors_before
+        assert tasks == tasks_before
 
 
 async def test_a_port_that_outlives_its_plane_is_silent_and_never_refused() -> None:

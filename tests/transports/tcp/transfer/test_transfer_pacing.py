@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from tests.session import needs
+from tests import needs
 from trinamo.transports.tcp.transfer.link import is_loopback, send_unpaced
 
 OPTION = (stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_CONGESTION)
