@@ -29,7 +29,7 @@ with tried("generate"):
 with tried("stop_sequences"):
     whole = answer.content
     found = model.generate(said("Say hello."), stop_sequences=[whole[5:8]])
-    assert found.content == whole[: whole.index(whole[5:8])], found.content
+    assert whole[5:8] not in found.content, found.content
 with tried("generate_stream"):
     pieces = list(model.generate_stream(said("Say hello.")))
     assert "".join(each.content or "" for each in pieces)
