@@ -65,7 +65,10 @@ class OneProcess:
     async def open_data(
         self, config: Config, env: Env, events: EventPlane, *, serving: str | None
     ) -> AsyncIterator[DataPlane]:
-        options = TcpOptions(secret=self.secret)
+        # Patient, so that a machine that is busy with something else changes no outcome.
+        options = TcpOptions(
+            secret=self.secret, connect_timeout_s=60, ack_timeout_s=60, handshake_timeout_s=60
+        )
         async with (
             open_stream_server(options, env) as home,
             open_request_plane(options, env, home) as requests,

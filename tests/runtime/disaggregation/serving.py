@@ -34,6 +34,7 @@ CHUNK_TOKENS = 32
 SETTINGS: dict[str, Any] = {
     "disaggregation__mode": "decode_first",
     "disaggregation__prefill_tokens_local_max": 32,
+    "disaggregation__queue_timeout_s": 60.0,
     "worker__status_port": None,
     "data_plane__transfer__quarantine_after_s": 1.0,
 }

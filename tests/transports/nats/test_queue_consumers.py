@@ -29,7 +29,7 @@ from trinamo.runtime.queues.queues import Queues
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 
-LIMITS = QueueLimits(visibility_timeout_s=1, attempts_max=50)
+LIMITS = QueueLimits(visibility_timeout_s=3, attempts_max=50)
 PACE = ConsumerLimits(jobs_max=4, backoff=Backoff(min_s=0.05, max_s=0.2))
 JOBS = 150
 MODULE = "tests.transports.nats.test_queue_consumers"
@@ -43,7 +43,7 @@ def name() -> str:
 
 @pytest.fixture
 async def queue(nats_server: SessionNats, name: str) -> AsyncIterator[WorkQueue]:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with (
             open_nats([nats_server.url]) as plane,
             plane.work_queue(name, limits=LIMITS) as queue,
@@ -146,7 +146,7 @@ async def test_a_settlement_that_was_cancelled_anywhere_may_be_repeated(queue: W
     """Either the first one was applied to its end, or the second one is: never neither."""
     for turn in range(40):
         await queue.put(f"job-{turn}", b"")
-        job = await queue.take(wait_s=5)
+        job = await queue.take(wait_s=60)
         assert job is not None
         results: list[Settlement] = []
         # An ack is two requests of a fraction of a millisecond each.

@@ -133,6 +133,8 @@ class NatsWorkQueue:
     _dead: DeadLetters = attrs.field(init=False)
     _fetcher: Fetcher = attrs.field(init=False)
     _held: dict[str, HeldJob] = attrs.field(factory=dict, init=False)
+    _taken_back: dict[str, trio.Event] = attrs.field(factory=dict, init=False)
+    """By job, set once its record no longer names a lease of which no taker was told."""
     _tokens: Iterator[int] = attrs.field(factory=itertools.count, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
 
@@ -212,6 +214,9 @@ class NatsWorkQueue:
             if fetched is None:
                 return None
             delivery, since = fetched
+            if (taken_back := self._taken_back.get(delivery.job_id)) is not None:
+                # Read before, the record would count that lease as an attempt, perhaps as the last one.
+                await taken_back.wait()
             if not self._is_in_time(since):
                 text = "queue %s: a delivery of job %s is too old to be taken, and will come again"
                 logger.warning(text, self.name, delivery.job_id)
@@ -388,8 +393,22 @@ class NatsWorkQueue:
 
         It costs no attempt, as no taker has seen it.
         """
+        if self._nursery is None:
+            return
+        over = trio.Event()
+        if leased is not None:
+            self._taken_back[delivery.job_id] = over
+        self._nursery.start_soon(self._take_back, over, delivery, since, leased, revision)
 
-        async def give_back() -> None:
+    async def _take_back(
+        self,
+        over: trio.Event,
+        delivery: JobDelivery,
+        since: float,
+        leased: Record | None,
+        revision: int,
+    ) -> None:
+        try:
             for timeout_s in (CONFIRM_TIMEOUT_S, self.limits.visibility_timeout_s):
                 # At first shielded, for whoever is cancelled mostly leaves the queue, too.
                 with (
@@ -407,9 +426,10 @@ class NatsWorkQueue:
                         await self._plane.publish(delivery.ack_subject, _NAK)
                     return
             logger.warning("queue %s: a delivery expires unused", self.name)
-
-        if self._nursery is not None:
-            self._nursery.start_soon(give_back)
+        finally:
+            over.set()
+            if self._taken_back.get(delivery.job_id) is over:
+                del self._taken_back[delivery.job_id]
 
     # --- looking after it ---
 
