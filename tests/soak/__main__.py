@@ -1,10 +1,11 @@
 """`make search WHAT=soak`: a real cluster under load and faults, each answer compared with the undisturbed one.
 
-Two frontends, etcd, NATS, and workers that do all or share prefill and decode in turns, on loopback.
-Clients chat, complete, stream, call tools and leave early, while processes are killed, terminated,
-stopped and continued. The first frontend is left alone. The seed decides which faults come when and
-what each client asks. The end of each turn says what the processes still hold, the end of the run what
-became of every request; the logs stay in a folder. Exit code 0: nothing of what must not happen did.
+Two frontends, etcd, NATS, and workers that do all or share prefill and decode in turns, on loopback and
+with a secret, as `trinamo up` starts them. Clients chat, complete, stream, call tools and leave early,
+while processes are killed, terminated, stopped and continued. The first frontend is left alone. The seed
+decides which faults come when and what each client asks. The end of each turn says what the processes
+still hold, the end of the run what became of every request; the logs stay in a folder. Exit code 0:
+nothing of what must not happen did.
 """
 
 from __future__ import annotations

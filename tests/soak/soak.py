@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import attrs
@@ -24,6 +25,7 @@ from tests.soak.ledger import Ledger, error_lines
 from tests.soak.plan import TOOLS_FILE, Act, Ask, Fault, Question, Turn, ask_of
 from tests.soak.processes import Process, Server
 from tests.soak.series import Series
+from trinamo.cli.up.certs import write_secret
 from trinamo.runtime.config.config import load_config
 from trinamo.runtime.errors import ConfigError
 from trinamo.transports.servers import open_etcd_server, open_nats_server
@@ -370,10 +372,15 @@ def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
 async def open_soak(
     seed: int, *, clients: int, out: Path, settings: dict[str, Any]
 ) -> AsyncIterator[Soak]:
-    """Servers and two frontends, which outlive the turns."""
+    """Servers and two frontends, which outlive the turns; all of a cluster with a secret, as `up` makes it."""
     ledger = Ledger(out)
-    async with open_etcd_server() as etcd, open_nats_server() as nats:
+    async with AsyncExitStack() as stack:
+        secret = Path(stack.enter_context(TemporaryDirectory(prefix="trinamo-soak-"))) / "secret"
+        write_secret(secret)
+        etcd = await stack.enter_async_context(open_etcd_server())
+        nats = await stack.enter_async_context(open_nats_server())
         common = {
+            "security.secret_file": secret,
             "control_plane.etcd.endpoints": etcd.endpoint,
             "event_plane.nats.servers": nats.url,
             "event_plane.nats.token": nats.token,
