@@ -43,7 +43,7 @@ async def taken(queue: WorkQueue) -> LeasedJob:
     return job
 
 
-async def died(queue: WorkQueue, job_id: str) -> DeadLetter:
+async def dead_letter_of(queue: WorkQueue, job_id: str) -> DeadLetter:
     """The dead letter that this job becomes as its last lease expires; no job may come before."""
     with trio.fail_after(60):
         while (letter := await queue.dead_letter(job_id)) is None:
@@ -279,7 +279,7 @@ class WorkQueueConformance:
         await short_queue.put("crash", b"")
         assert (await taken(short_queue)).attempt == 1
         assert (await taken(short_queue)).attempt == 2
-        letter = await died(short_queue, "crash")
+        letter = await dead_letter_of(short_queue, "crash")
         assert (letter.attempts, letter.reason) == (2, "its last lease expired")
         assert [each.id for each in await short_queue.dead_letters()] == ["crash"]
 

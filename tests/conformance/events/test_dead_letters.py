@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.transports.nats.brokers import Broker
-from trinamo.conformance.queues import LIMITS, SHORT, bury, died, fresh_name, taken
+from trinamo.conformance.queues import LIMITS, SHORT, bury, dead_letter_of, fresh_name, taken
 from trinamo.runtime.errors import DeadlineError
 from trinamo.runtime.planes import EventPlane, Message, PutResult, QueueLimits, Settlement
 
@@ -226,7 +226,7 @@ async def test_a_job_whose_takers_all_vanished_is_logged_by_whoever_finds_it_dea
     async with plane.work_queue(name, limits=attrs.evolve(SHORT, attempts_max=1)) as queue:
         await queue.put("crash", b"")
         await taken(queue)
-        await died(queue, "crash")
+        await dead_letter_of(queue, "crash")
     (record,) = (each for each in caplog.records if each.levelname == "ERROR")
     told = f"queue {name}: job crash is a dead letter after 1 attempts: its last lease expired"
     assert record.getMessage() == told
