@@ -65,7 +65,7 @@ async def main() -> None:
 
 
 async def watch_one_die(client: Client) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await client.router.wait_instances(2)
     async with client.stream(1000, int) as stream:
         victim = await anext(stream)

@@ -43,7 +43,7 @@ async def ask(client: Client, question: str) -> None:
 
 
 async def wait_for_instances(client: Client, count: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while len(client.router.instances) != count:
             await trio.sleep(0.01)
 

@@ -40,9 +40,9 @@ async def main() -> None:
         await runtime.serve_unary(ENDPOINT, count_words, request_type=Text)
         client = await runtime.client(ENDPOINT)
         print("words:", await client.call(Text("a nursery for every task"), int))
-        for request in ({"words": 3}, Text("too slow", delay_s=60)):
+        for request, timeout_s in (({"words": 3}, 30), (Text("too slow", delay_s=60), 1)):
             try:
-                await client.call(request, int, timeout_s=1)
+                await client.call(request, int, timeout_s=timeout_s)
             except TrinamoError as error:
                 print(f"{type(error).__name__}: {error}")
 

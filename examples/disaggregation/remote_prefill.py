@@ -9,6 +9,7 @@ one engine that does all by itself.
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -45,6 +46,7 @@ def configure(etcd: str, role: str = "aggregated") -> Config:
         # The decode worker asks a prefill worker directly: the other mode needs NATS.
         "disaggregation.mode": "prefill_first",
         "disaggregation.prefill_tokens_local_max": 64,
+        "disaggregation.queue_timeout_s": 60,
     }
     return load_config(environ={}, overrides=overrides)
 
@@ -73,9 +75,21 @@ async def alone(open_engine: OpenEngine) -> list[int]:
         ]
 
 
+async def wait_for_prefill_worker(decode: WorkerReady) -> None:
+    """Until the decode worker knows of a prefill worker; it would compute prompts by itself."""
+    with trio.fail_after(60):
+        while not await trio.to_thread.run_sync(knows_prefill_worker, decode):
+            await trio.sleep(0.05)
+
+
+def knows_prefill_worker(decode: WorkerReady) -> bool:
+    with urllib.request.urlopen(f"{decode.status_url}/health", timeout=60) as answer:
+        return bool(json.load(answer)["disaggregation"]["prefill_workers"])
+
+
 def counted(worker: WorkerReady, name: str) -> list[str]:
     """The samples of a counter on the worker's `/metrics` that are not zero."""
-    with urllib.request.urlopen(f"{worker.status_url}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{worker.status_url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return [line for line in lines if line.startswith(name) and not line.endswith(" 0.0")]
 
@@ -85,6 +99,7 @@ async def main(open_engine: OpenEngine) -> None:
         await workers.start(work, open_engine, etcd.endpoint, "prefill")
         decode: WorkerReady = await workers.start(work, open_engine, etcd.endpoint, "decode")
         async with open_runtime(configure(etcd.endpoint)) as runtime:
+            await wait_for_prefill_worker(decode)
             found = await ask(await runtime.client(ENDPOINT))
         for name in ("trinamo_prefills_total", "trinamo_remote_prefill_blocks_total"):
             for line in await trio.to_thread.run_sync(counted, decode, name):

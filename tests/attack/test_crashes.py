@@ -33,7 +33,7 @@ def test_the_cause_of_a_crash_is_told_and_the_child_started_again(tmp_path: Path
 
         os.kill(worker, signal.SIGUSR1)
 
-        wait_for(lambda: "worker-1 is back" in place.output, 60, "the worker's return")
+        wait_for(lambda: "worker-1 is back" in place.output, 300, "the worker's return")
         [ending] = [line for line in place.output.splitlines() if "starting it again" in line]
         assert "worker-1 exited with status 1" in ending
         assert "MemoryError: no room for 4 GB" in ending

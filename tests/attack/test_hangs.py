@@ -49,9 +49,9 @@ def test_up_tells_of_a_frontend_that_hangs_and_of_its_return(
 
         os.kill(frontend, signal.SIGSTOP)
         told = f"frontend (pid {frontend}) runs, but does not answer"
-        wait_for(lambda: told in output.output, 60, "the word about the frontend")
+        wait_for(lambda: told in output.output, 300, "the word about the frontend")
         os.kill(frontend, signal.SIGCONT)
-        wait_for(lambda: "frontend answers again" in output.output, 60, "its return")
+        wait_for(lambda: "frontend answers again" in output.output, 300, "its return")
 
         assert output.output.count(told) == 1
 
@@ -68,7 +68,7 @@ async def blocking(request, context):
 """
 
 
-def ask(url: str, path: str, timeout_s: float = 60.0, **body: Any) -> httpx.Response:
+def ask(url: str, path: str, timeout_s: float = 300.0, **body: Any) -> httpx.Response:
     with httpx.Client(base_url=url, trust_env=False, timeout=timeout_s) as client:
         return client.post(path, json=body)
 
@@ -82,10 +82,10 @@ def test_up_ends_a_worker_that_hangs_and_starts_another(tmp_path: Path) -> None:
     ) as running:
         output = running.place
         before = set(running.children)
-        with pytest.raises(httpx.ReadTimeout):
+        with pytest.raises(httpx.TimeoutException):
             ask(running.url, "/v1/completions", 3.0, prompt="hang")
-        wait_for(lambda: "ending it" in output.output, 90, "the end of the worker")
-        wait_for(lambda: "worker-1 is back" in output.output, 60, "another worker")
+        wait_for(lambda: "ending it" in output.output, 300, "the end of the worker")
+        wait_for(lambda: "worker-1 is back" in output.output, 300, "another worker")
         gone, come = before - set(running.children), set(running.children) - before
         assert (len(gone), len(come)) == (1, 1)
 
@@ -93,7 +93,7 @@ def test_up_ends_a_worker_that_hangs_and_starts_another(tmp_path: Path) -> None:
             answer = ask(running.url, "/v1/completions", prompt="how are you")
             return answer.status_code == 200 and answer.json()["choices"][0]["text"] == "well"
 
-        wait_for(answers, 60, "an answer of the new worker")
+        wait_for(answers, 300, "an answer of the new worker")
 
 
 def patterns(count: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.attack.attackers import HIS, JOBS, REQUESTS, Meddler, Swapper, open_trap, stranger
-from tests.cluster.processes import Cluster
+from tests.cluster.processes import Cluster, until
 from tests.cluster.test_disaggregation import PROMPTS, alone, answer, disaggregated, metric
 
 
@@ -40,9 +40,16 @@ async def test_a_tap_on_the_broker_sees_no_text_and_no_token_id(tmp_path: Path, 
     ):
         answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
         assert answers == await alone(PROMPTS)
-        heard = {each.subject: each for each in him.heard}
-    assert sum(each.subject.startswith(REQUESTS) for each in him.heard) >= len(PROMPTS)
-    assert any(JOBS.fullmatch(subject) for subject in heard) is (mode == "decode_first")
+
+        def has_jobs() -> bool:
+            return any(JOBS.fullmatch(each.subject) for each in him.heard)
+
+        async def has_heard() -> bool:
+            requests = sum(each.subject.startswith(REQUESTS) for each in him.heard)
+            return requests >= len(PROMPTS) and (has_jobs() or mode == "prefill_first")
+
+        await until(has_heard, "the requests and jobs have come to him, too")
+    assert has_jobs() is (mode == "decode_first")
     said = b"\0".join(
         b"\0".join((each.subject.encode(), each.payload, repr(dict(each.headers)).encode()))
         for each in him.heard
@@ -65,13 +72,18 @@ async def test_whoever_answers_asks_cancels_and_repeats_on_the_broker_changes_no
         async with stranger(cluster.nats.url, cluster.nats.token, meddler.say) as him:
             answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
             assert answers == await alone(PROMPTS)
-            refused = [
-                await metric(cluster, each, "event_plane_refused_messages_total")
-                for each in cluster.workers
-            ]
-    assert meddler.attacked >= len(PROMPTS) // 2
+
+            async def are_refused() -> bool:
+                refused = [
+                    await metric(cluster, each, "event_plane_refused_messages_total")
+                    for each in cluster.workers
+                ]
+                return (
+                    meddler.attacked >= len(PROMPTS) // 2 and sum(refused) >= 4 * meddler.attacked
+                )
+
+            await until(are_refused, "what he said is counted as refused")
     assert meddler.failed == trap.calls == 0
-    assert sum(refused) >= 4 * meddler.attacked
     assert not [each for each in him.heard if each.subject == HIS]
 
 
@@ -84,8 +96,17 @@ async def test_whoever_puts_and_changes_jobs_on_the_broker_gets_into_no_cache(
         async with stranger(cluster.nats.url, cluster.nats.token, swapper.say):
             answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
             assert answers == await alone(PROMPTS)
+
+            async def has_them() -> bool:
+                return len(swapper.jobs) >= len(PROMPTS)
+
+            await until(has_them, "every job has come to him")
         # When he has gone, as well: nothing of his is in a cache.
         answers = [await answer(cluster, text, seed) for seed, text in enumerate(PROMPTS)]
         assert answers == await alone(PROMPTS)
-        assert await metric(cluster, cluster.workers[2], "event_plane_refused_messages_total") > 0
-    assert len(swapper.jobs) >= len(PROMPTS)
+
+        async def is_refused() -> bool:
+            prefill, name = cluster.workers[2], "event_plane_refused_messages_total"
+            return await metric(cluster, prefill, name) > 0
+
+        await until(is_refused, "what he put there is counted as refused")

@@ -96,7 +96,7 @@ def unread_cluster(place: Place) -> Iterator[tuple[subprocess.Popen[bytes], RunF
     )
     os.close(writer)
     try:
-        wait_for(lambda: run_file(place) is not None, 60, "the cluster's start")
+        wait_for(lambda: run_file(place) is not None, 300, "the cluster's start")
         run = run_file(place)
         assert run is not None
         yield process, run
@@ -152,7 +152,7 @@ def test_a_cluster_whose_terminal_is_not_read_serves_and_ends(tmp_path: Path) ->
     place = Place(tmp_path)
     arguments = ("up", "--engine", "echo", "--workers", "1", "--port", "0")
     with terminal(place, *arguments) as (process, shown, _):
-        wait_for(lambda: run_file(place) is not None, 60, "the cluster's start")
+        wait_for(lambda: run_file(place) is not None, 300, "the cluster's start")
         run = run_file(place)
         assert run is not None
         flood(run.url, NASTY, status=b"404", count=200)

@@ -26,6 +26,13 @@ from trinamo.runtime.errors import ModelNotFoundError
 from trinamo.runtime.http.models.models import ModelKind
 from trinamo.runtime.protocol.openai.generate import ModelCard
 
+# The product's bounds are a few seconds, which a process of a loaded machine may miss.
+PATIENT = {
+    "TRINAMO_CONTROL_PLANE__ETCD__CONNECT_TIMEOUT_S": "60",
+    "TRINAMO_CONTROL_PLANE__ETCD__REQUEST_TIMEOUT_S": "60",
+    "TRINAMO_EVENT_PLANE__NATS__START_TIMEOUT_S": "60",
+    "TRINAMO_EVENT_PLANE__NATS__CONNECT_TIMEOUT_S": "30",
+}
 # Safety nets: a loaded machine may take a minute for a start. `timeout` in pyproject.toml ends what hangs.
 START_TIMEOUT_S = END_TIMEOUT_S = RUN_TIMEOUT_S = 300.0
 COMMAND = [sys.executable, "-m", "trinamo.cli"]
@@ -48,6 +55,7 @@ class Place:
             **inherited,
             "TMPDIR": str(self.root / "tmp"),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
+            **PATIENT,
             **self.extra,
         }
 

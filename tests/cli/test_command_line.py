@@ -58,7 +58,7 @@ def test_a_process_without_standard_streams_runs_without_a_traceback(
     told = place.root / "told"
     line = shlex.join([sys.executable, "-m", "trinamo.cli", *command])
     code = f"exec <&- >&- 2>{shlex.quote(str(told))}; exec {line}"
-    done = subprocess.run(["/bin/sh", "-c", code], env=place.environ, timeout=60, check=False)
+    done = subprocess.run(["/bin/sh", "-c", code], env=place.environ, timeout=300, check=False)
     assert "Traceback" not in told.read_text()
     assert done.returncode in (0, 1)
 
@@ -69,7 +69,7 @@ def test_what_a_terminal_without_utf_8_cannot_show_is_a_question_mark(
 ) -> None:
     narrow = Place(place.root, extra={"PYTHONIOENCODING": "ascii"})
     process = narrow.start(*command)
-    process.wait(60)
+    process.wait(300)
     assert "Traceback" not in narrow.output
 
 
@@ -300,7 +300,7 @@ def test_a_simulation_without_its_extra_says_what_to_install() -> None:
         "main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
 
     assert done.returncode == 2

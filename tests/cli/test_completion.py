@@ -39,7 +39,7 @@ def completed(place: Place, *words: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     return done.stdout.split()
 
@@ -85,7 +85,7 @@ def test_the_list_of_scenarios_needs_no_extra(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
     assert done.returncode == 0, done.stderr

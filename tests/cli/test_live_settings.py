@@ -36,6 +36,16 @@ def set_live(running: RunningCluster, name: str, *words: str) -> None:
     )
 
 
+def wait_told(running: RunningCluster, *words: str) -> None:
+    """Until `config get` prints these: it leaves out what does not answer it in time."""
+
+    def are_told() -> bool:
+        told = running.place.run("config", "get").stdout
+        return all(each in told for each in words)
+
+    wait_for(are_told, 300, f"{words} in what is told")
+
+
 def ask(running: RunningCluster, request_id: str) -> int:
     body = {"prompt": "hi", "max_tokens": 2}
     headers = {"content-type": "application/json", "x-request-id": request_id}
@@ -50,22 +60,26 @@ def ask(running: RunningCluster, request_id: str) -> int:
 
 def test_what_is_in_force_is_shown_by_process_where_it_differs(running: RunningCluster) -> None:
     """Not what is stored, which is nothing, but what each process goes by."""
-    told = running.place.run("config", "get").stdout
-    assert 'router.policy = "round_robin" (as configured)\n' in told
-    assert "worker.requests_max = 256 (as configured)\n" in told
+    wait_told(
+        running,
+        'router.policy = "round_robin" (as configured)\n',
+        "worker.requests_max = 256 (as configured)\n",
+    )
     assert running.place.run("config", "get", "log.level").stdout == '"info"\n'
     set_live(running, "worker.requests_max", "64")
-    assert "worker.requests_max = 64 (set)\n" in running.place.run("config", "get").stdout
+    wait_told(running, "worker.requests_max = 64 (set)\n")
     set_live(running, "worker.requests_max", "--reset")
     own = ("--set", "worker.requests_max=7", "--engine", "echo", "--model-name", "other")
     place = Place(running.place.root / "other", extra=running.place.environ)
     place.root.mkdir()
     process = place.start("worker", *own)
     try:
-        wait_for(lambda: "is ready: " in place.output, 60, "the other worker's start")
-        told = running.place.run("config", "get").stdout
-        assert "worker.requests_max = 256 (as configured: worker-1, worker-2)\n" in told
-        assert "worker.requests_max = 7 (as configured there, here 256: worker " in told
+        wait_for(lambda: "is ready: " in place.output, 300, "the other worker's start")
+        wait_told(
+            running,
+            "worker.requests_max = 256 (as configured: worker-1, worker-2)\n",
+            "worker.requests_max = 7 (as configured there, here 256: worker ",
+        )
     finally:
         process.terminate()
         process.wait(120)
@@ -120,14 +134,11 @@ def test_the_bound_of_requests_changes(running: RunningCluster) -> None:
 
 def test_all_are_listed_with_what_they_may_be(running: RunningCluster) -> None:
     set_live(running, "router.policy", "least_loaded")
-    said = 'router.policy = "least_loaded" (set)', "router.migrations_max = 3 (as configured)"
-
-    def is_listed() -> bool:
-        # What does not answer a busy machine's `get` in time is left out.
-        told = running.place.run("config", "get").stdout
-        return all(each in told for each in said)
-
-    wait_for(is_listed, 300, "all are listed")
+    wait_told(
+        running,
+        'router.policy = "least_loaded" (set)',
+        "router.migrations_max = 3 (as configured)",
+    )
     set_live(running, "router.policy", "--reset")
 
     wrong = running.place.run("config", "set", "router.policy", "kv")
@@ -144,7 +155,12 @@ def test_the_help_has_examples(tmp_path: Path) -> None:
 
 
 def test_the_shell_is_offered_the_models_of_the_cluster(running: RunningCluster) -> None:
-    assert completed(running.place, "chat", "--model", "ex") == ["exact"]
+    # A completion gives the cluster little time.
+    wait_for(
+        lambda: completed(running.place, "chat", "--model", "ex") == ["exact"],
+        300,
+        "the name of the model",
+    )
     assert completed(running.place, "chat", "--model", "zzz") == []
 
 
@@ -160,5 +176,4 @@ def test_a_cluster_with_a_folder_of_its_own_keeps_its_settings(tmp_path: Path) -
     secret = data.with_name("data.secret")
     assert secret.stat().st_mode & 0o777 == 0o600
     with cluster(then, *kept) as running:
-        told = running.place.run("config", "get")
-    assert "worker.requests_max = 64 (set)\n" in told.stdout, told.stderr
+        wait_told(running, "worker.requests_max = 64 (set)\n")

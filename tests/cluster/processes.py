@@ -21,6 +21,14 @@ from trinamo.transports.servers import EmbeddedServer, open_etcd_server, open_na
 
 ROLE = Path(__file__).with_name("role.py")
 START_TIMEOUT_S = STOP_TIMEOUT_S = 300.0
+# The product's bounds are a few seconds, which a process of a loaded machine may miss.
+PATIENT: Mapping[str, Any] = {
+    "control_plane.etcd.connect_timeout_s": 60,
+    "control_plane.etcd.request_timeout_s": 60,
+    "event_plane.nats.start_timeout_s": 60,
+    "data_plane.tcp.connect_timeout_s": 60,
+    "data_plane.tcp.ack_timeout_s": 60,
+}
 
 
 @attrs.define
@@ -194,7 +202,13 @@ async def open_cluster(
             "event_plane.nats.servers": (f"nats://{links['nats'].address}" if linked else nats.url),
             "event_plane.nats.token": nats.token,
         }
-        common = {**places, "worker.engine": engine, "http.port": 0, **(settings or {})}
+        common = {
+            **PATIENT,
+            **places,
+            "worker.engine": engine,
+            "http.port": 0,
+            **(settings or {}),
+        }
         launchers = launchers or {}
         members: list[Member] = []
         stack.push_async_callback(_end, members)

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+ROLES = {"prefill", "decode"}
 SECRET = "5ecret-of-this-cluster-alone-and-no-other"
 
 
@@ -37,7 +38,7 @@ async def ask_for_ever(cluster: Cluster) -> None:
 
 async def until(events: AsyncIterator[Any], is_so: Any, what: str) -> Any:
     """The first snapshot that is so."""
-    with trio.move_on_after(60):
+    with trio.move_on_after(300):
         async for snapshot in events:
             if is_so(snapshot):
                 return snapshot
@@ -52,7 +53,7 @@ async def test_a_cluster_under_load_is_shown_and_a_killed_worker_is_in_the_time_
     secret_file.write_text(SECRET, "ascii")
     secret_file.chmod(0o600)
     settings = {
-        "control_plane.etcd.lease_ttl_s": 2,
+        "control_plane.etcd.lease_ttl_s": 10,
         "disaggregation.prefill_tokens_local_max": 32,
         "security.secret_file": secret_file,
     }
@@ -72,27 +73,41 @@ async def test_a_cluster_under_load_is_shown_and_a_killed_worker_is_in_the_time_
                 each["tokens_per_s"] for each in snapshot["instances"] if each["role"] == "decode"
             ]
             done = [each["done"] for one in snapshot["instances"] for each in one["backends"]]
-            return len(rates) == 2 and all(rates) and any(done) and has_pairs(snapshot)
+            return (
+                len(rates) == 2
+                and all(rates)
+                and any(done)
+                and has_pairs(snapshot)
+                and has_no_fault(snapshot)
+            )
+
+        def has_no_fault(snapshot: Any) -> bool:
+            """All answer, and the frontend is seen at work."""
+            roles = {each["role"] for each in snapshot["instances"]}
+            if snapshot["away"] or len(snapshot["frontends"]) != 1 or roles != ROLES:
+                return False
+            (frontend,) = snapshot["frontends"]
+            return bool(
+                frontend["in_flight"] > 0
+                and frontend["minutes"][-1][3] > 0  # Tokens of this minute.
+                and frontend["first_token"]["+Inf"] > 0
+                and snapshot["under_way"]
+                and snapshot["under_way"][0]["instance"]
+            )
 
         def has_pairs(snapshot: Any) -> bool:
             """Whoever began, a line is between a prefill worker and a decode worker."""
             roles = {each["id"]: each["role"] for each in snapshot["instances"]}
             pairs = [
-                {each["role"], roles.get(peer)}
+                {each["role"], roles[peer]}
                 for each in snapshot["instances"]
                 for peer in each["moves"]
+                if peer in roles
             ]
-            assert all(pair == {"prefill", "decode"} for pair in pairs)
+            assert all(pair == ROLES for pair in pairs)
             return bool(pairs)
 
-        snapshot = await until(events, is_at_work, "both decode workers generate, and blocks move")
-        assert snapshot["away"] == []
-        (frontend,) = snapshot["frontends"]
-        assert frontend["in_flight"] > 0
-        assert frontend["minutes"][-1][3] > 0, "tokens of this minute"
-        assert frontend["first_token"]["+Inf"] > 0
-        assert snapshot["under_way"][0]["instance"]
-        assert {each["role"] for each in snapshot["instances"]} == {"prefill", "decode"}
+        await until(events, is_at_work, "both decode workers generate, and blocks move")
         victims = {"decode": cluster.workers[1], "prefill": cluster.workers[0]}
         for role, victim in victims.items():
             name = victim.facts["instance_id"][:8]

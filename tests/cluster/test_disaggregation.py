@@ -78,7 +78,13 @@ async def disaggregated(
         roles=roles,
         engine=engine,
         linked=linked,
-        settings={"disaggregation.prefill_tokens_local_max": 32, **given},
+        settings={
+            "disaggregation.prefill_tokens_local_max": 32,
+            # After these the decode worker computes a prompt by itself.
+            "disaggregation.queue_timeout_s": 60,
+            "data_plane.transfer.probe_timeout_s": 60,
+            **given,
+        },
     ) as cluster:
         for member, role in zip(cluster.workers, roles, strict=True):
             if role == "decode":
@@ -140,8 +146,6 @@ async def test_disaggregated_workers_answer_as_one_engine(
     tmp_path: Path, mode: str, backend: str, matrix: dict[tuple[str, str], str]
 ) -> None:
     need, settings = BACKENDS[backend]
-    # However busy the machine is, the first transfer waits for the backend that is meant.
-    settings = {"data_plane.transfer.probe_timeout_s": 80, **settings}
     if need is not None:
         matrix[mode, backend] = f"skipped: {need.reason}"
         need.imported()
@@ -179,7 +183,6 @@ async def test_an_engine_with_memory_of_its_own_is_served_alike(
             GPU.lacking()
         own = own.replace(":engine", ":gpu_engine")
         settings |= {"data_plane.nixl.enabled": True, "data_plane.transfer.backends": "nixl"}
-        settings |= {"data_plane.transfer.probe_timeout_s": 80}
     async with disaggregated(tmp_path, "decode", "prefill", engine=own, **settings) as (
         cluster,
         (decode, prefill),
@@ -206,11 +209,12 @@ async def test_a_prefill_worker_that_is_killed_costs_its_clients_nothing_but_tim
         async with room:
             answers[number] = await answer(cluster, texts[number], number)
 
-    async with disaggregated(tmp_path, "decode", "prefill", disaggregation__mode=mode) as (
-        cluster,
-        (decode, prefill),
-    ):
-        with trio.fail_after(120):
+    # So long wait the prompts that are in the queue when the prefill worker is killed.
+    patience: dict[str, Any] = {"disaggregation__queue_timeout_s": 15}
+    async with disaggregated(
+        tmp_path, "decode", "prefill", disaggregation__mode=mode, **patience
+    ) as (cluster, (decode, prefill)):
+        with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 for number in range(len(texts)):
                     nursery.start_soon(ask, cluster, number)
@@ -247,6 +251,8 @@ async def test_a_mooncake_peer_that_is_stopped_costs_its_clients_nothing_but_tim
         "data_plane.mooncake.enabled": True,
         "data_plane.transfer.timeout_s": 3,
         "data_plane.transfer.quarantine_after_s": 5,
+        "data_plane.transfer.probe_timeout_s": 2,
+        "disaggregation.queue_timeout_s": 2,
         "disaggregation.prefill_timeout_s": 5,
     }
     async with disaggregated(
@@ -329,7 +335,7 @@ async def test_without_broker_or_store_prompts_are_answered_all_the_same(tmp_pat
             away = await metric(cluster, decode, "prefills_total", reason="queue_away")
             return (remote, away) == (2, len(later))
 
-        await until(is_counted, "all are counted", timeout_s=120)
+        await until(is_counted, "all are counted")
 
     assert answers == await alone(PROMPTS)
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from tests.cluster.processes import ROLE, Member, start, until
+from tests.cluster.processes import PATIENT, ROLE, Member, start, until
 from tests.runtime.kv.ranges import memory_of
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
@@ -29,8 +29,9 @@ async def test_a_worker_reads_granted_blocks_of_another_and_forgets_it_when_it_i
 ) -> None:
     async with open_etcd_server() as etcd:
         settings: dict[str, Any] = {
+            **PATIENT,
             "control_plane.etcd.endpoints": etcd.endpoint,
-            "control_plane.etcd.lease_ttl_s": 2,
+            "control_plane.etcd.lease_ttl_s": 10,
             "event_plane.backend": "memory",
             "worker.engine": "exact",
         }
@@ -80,7 +81,8 @@ async def test_a_worker_reads_granted_blocks_of_another_and_forgets_it_when_it_i
                     await transfers.read(
                         facts["engine_id"], ours, facts["blocks"], ticket=facts["ticket"]
                     )
-                survey = await survey_cluster(Target(config, None, is_named=True))
+                target = Target(config, None, is_named=True)
+                survey = await survey_cluster(target, timeout_s=60)
                 (seen,) = [
                     each for each in survey.instances if each.id == worker.facts["instance_id"]
                 ]

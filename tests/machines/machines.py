@@ -25,9 +25,9 @@ import trio
 from tests.cluster.processes import until
 from trinamo.transports.servers.process import log_tail, signal_group, spawn, terminate, wait_exit
 
-START_S: Final = 60.0
-END_S: Final = 60.0
-COMMAND_S: Final = 60.0
+START_S: Final = 300.0
+END_S: Final = 300.0
+COMMAND_S: Final = 300.0
 ETH_P_ALL: Final = 3
 """Of Linux: frames of every protocol."""
 FRAME_BYTES: Final = 1 << 17

@@ -109,5 +109,5 @@ def _server(machine: Machine, place: Place, command: list[str], probe: Any) -> E
     folder.mkdir()
     where = f"{address}:{port}"
     return EmbeddedServer(
-        name, machine.command(command), probe, address=where, directory=folder, start_timeout_s=40
+        name, machine.command(command), probe, address=where, directory=folder, start_timeout_s=120
     )

@@ -52,7 +52,7 @@ async def test_a_cable_that_swallows_long_packets_ends_long_requests_with_a_reas
         # The remedy where nobody mends the cable: the kernel finds out.
         for machine in (site.one, site.two):
             await machine.run("sysctl -qw net.ipv4.tcp_mtu_probing=1")
-        await until(lambda: is_answered(LONG), "long prompts are answered", timeout_s=60)
+        await until(lambda: is_answered(LONG), "long prompts are answered")
 
 
 async def test_names_that_nobody_tells_stop_nothing_that_runs(tmp_path: Path) -> None:

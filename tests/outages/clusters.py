@@ -113,7 +113,7 @@ async def open_etcd_cluster(
     size: int = 3,
     *,
     binary: Path | None = None,
-    start_timeout_s: float = 30.0,
+    start_timeout_s: float = 120.0,
     stop_grace_s: float = 3.0,
     extra: tuple[str, ...] = (),
 ) -> AsyncIterator[ServerCluster]:
@@ -166,7 +166,7 @@ async def open_nats_cluster(
     size: int = 3,
     *,
     binary: Path | None = None,
-    start_timeout_s: float = 30.0,
+    start_timeout_s: float = 120.0,
     stop_grace_s: float = 3.0,
     extra: tuple[str, ...] = (),
 ) -> AsyncIterator[ServerCluster]:

@@ -106,7 +106,7 @@ async def watch_keys(
 
 
 async def caught_up(
-    plane: ControlPlane, prefix: str, histories: Sequence[History], *, timeout_s: float = 20.0
+    plane: ControlPlane, prefix: str, histories: Sequence[History], *, timeout_s: float = 300.0
 ) -> list[str]:
     """Wait until every reader has all that is in the store, and return that."""
     written: list[str] = []

@@ -95,7 +95,7 @@ async def outcome_of(hurt: Hurt, binary: Path | None) -> Outcome:
         open_plane(cluster) as plane,
         trio.open_nursery() as nursery,
     ):
-        lease = await plane.grant_lease(30)
+        lease = await plane.grant_lease(600)
         for history in histories:
             await nursery.start(watch_keys, plane, "k/", history)
         with trio.CancelScope() as writing:
@@ -124,19 +124,16 @@ async def outcome_of(hurt: Hurt, binary: Path | None) -> Outcome:
 
 
 def open_plane(cluster: ServerCluster) -> AbstractAsyncContextManager[EtcdControlPlane]:
-    return open_etcd(
-        cluster.endpoints, EtcdConfig(request_timeout_s=5, attempt_timeout_s=0.7, silence_s=2)
+    section = EtcdConfig(
+        connect_timeout_s=60, request_timeout_s=5, attempt_timeout_s=0.7, silence_s=2
     )
+    return open_etcd(cluster.endpoints, section)
 
 
 async def test_without_a_majority_nothing_is_written_and_with_it_all_goes_on() -> None:
-    async with (
-        open_etcd_cluster() as cluster,
-        open_etcd(
-            cluster.endpoints, EtcdConfig(request_timeout_s=1, attempt_timeout_s=0.4)
-        ) as plane,
-    ):
-        await plane.put("a", b"1")
+    section = EtcdConfig(connect_timeout_s=60, request_timeout_s=1, attempt_timeout_s=0.4)
+    async with open_etcd_cluster() as cluster, open_etcd(cluster.endpoints, section) as plane:
+        await eventually(lambda: plane.put("a", b"1"))
         leader, followers = await cluster.leader(), await cluster.followers()
         for follower in followers:
             await follower.kill()
@@ -145,7 +142,7 @@ async def test_without_a_majority_nothing_is_written_and_with_it_all_goes_on() -
             for follower in followers:
                 nursery.start_soon(follower.start)
         await eventually(lambda: plane.put("a", b"3"))
-        entry = await plane.get("a")
+        entry = await eventually(lambda: plane.get("a"))
         assert leader.pid
 
     assert outcomes == [True, True]

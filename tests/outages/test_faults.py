@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from trinamo.cli.failures import EXIT_DEGRADED
 from trinamo.cli.running.locating import Target
 from trinamo.cli.status.asking import survey_cluster
 from trinamo.runtime.config.config import load_config
+from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.process.settings import REQUESTS_MAX, write_setting
 from trinamo.runtime.view.survey import Survey
 from trinamo.transports.etcd import open_etcd
@@ -71,24 +73,39 @@ async def look(cluster: Cluster) -> Survey:
     where = addresses(cluster)
     overrides = {
         "control_plane.etcd.endpoints": where["etcd"],
+        "control_plane.etcd.connect_timeout_s": 60,
         "event_plane.nats.servers": f"nats://{where['nats']}",
         "event_plane.nats.token": cluster.nats.token,
     }
     target = Target(load_config(environ={}, overrides=overrides), None, is_named=True)
-    return await survey_cluster(target, url=cluster.url)
+    return await survey_cluster(target, url=cluster.url, timeout_s=60)
 
 
 async def status(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """`trinamo status` itself."""
+    """`trinamo status` itself, which gives each process a minute to answer."""
     where = addresses(cluster)
     command = [*COMMAND, "status", "--etcd", where["etcd"], "--nats", f"nats://{where['nats']}"]
     return await trio.run_process(
-        [*command, "--url", cluster.url, *options],
+        [*command, "--url", cluster.url, "--timeout", "60", *options],
         capture_stdout=True,
         capture_stderr=True,
         check=False,
         env={**os.environ, "TRINAMO_EVENT_PLANE__NATS__TOKEN": cluster.nats.token},
     )
+
+
+async def status_with(
+    cluster: Cluster, *words: bytes, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    """`trinamo status`, once all of these words are in it."""
+    told: list[subprocess.CompletedProcess[bytes]] = []
+
+    async def are_there() -> bool:
+        told.append(await status(cluster, *options))
+        return all(each in told[-1].stdout for each in words)
+
+    await until(are_there, f"the status has {words}")
+    return told[-1]
 
 
 async def is_whole(cluster: Cluster) -> bool:
@@ -103,7 +120,8 @@ def seen(survey: Survey) -> tuple[set[str], list[tuple[str, int]]]:
 async def set_while_running(cluster: Cluster) -> None:
     """A value reaches every process; nonsense is refused by every one, and the value kept."""
     setting = REQUESTS_MAX
-    async with open_etcd(cluster.etcd.address) as control:
+    section = EtcdConfig(connect_timeout_s=60, request_timeout_s=60)
+    async with open_etcd(cluster.etcd.address, section) as control:
         await write_setting(control, setting.name, "64")
         await wait_metric(cluster, "setting_value", 64, setting=setting.name)
         await control.put(setting.key, b'"lots"')
@@ -118,6 +136,7 @@ async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) 
         ids = {worker.facts["instance_id"] for worker in cluster.workers}
         answers = [await ask(cluster)]
         await wait_metric(cluster, "control_plane_connected", 1)
+        await until(lambda: is_whole(cluster), "the status has nothing to complain about")
         whole = await look(cluster)
         await set_while_running(cluster)
 
@@ -129,7 +148,11 @@ async def test_etcd_frozen_cut_off_and_emptied_stops_no_request(tmp_path: Path) 
 
         await cluster.links["etcd"].cut()
         await wait_metric(cluster, "control_plane_connected", 0)
-        told = await status(cluster, "--json")
+        told = await status_with(
+            cluster,
+            b"does not answer; this is what the frontend last knew",
+            options=["--json"],
+        )
         answers += [await ask(cluster) for _ in range(3)]
         await cluster.links["etcd"].mend()
         await wait_plane(cluster, "control", connected=True)
@@ -184,10 +207,16 @@ async def test_nats_frozen_cut_off_and_restarted_stops_no_request(tmp_path: Path
         cluster.nats.thaw()
         await wait_plane(cluster, "events", connected=True)
 
+        await until(lambda: is_whole(cluster), "the status has nothing to complain about")
         whole = await look(cluster)
         await cluster.links["nats"].cut()
         await wait_metric(cluster, "event_plane_connected", 0)
-        told = await status(cluster)
+        told = await status_with(
+            cluster,
+            b"does not answer the frontend",
+            b"not connected to NATS",
+            b"2 of 2 instances have no connection to NATS",
+        )
         answers += [await ask(cluster) for _ in range(3)]
         await cluster.links["nats"].mend()
         await wait_plane(cluster, "events", connected=True)
@@ -214,7 +243,7 @@ async def test_nats_frozen_cut_off_and_restarted_stops_no_request(tmp_path: Path
 
 
 async def test_requests_over_nats_go_over_tcp_while_it_is_away(tmp_path: Path) -> None:
-    settings = {"data_plane.requests": "nats", "event_plane.nats.ack_timeout_s": 1}
+    settings = {"data_plane.requests": "nats", "event_plane.nats.ack_timeout_s": 10}
     async with open_cluster(tmp_path, settings=settings) as cluster:
         before = await ask(cluster)
         await cluster.nats.kill()

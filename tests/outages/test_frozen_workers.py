@@ -54,10 +54,10 @@ async def test_a_frozen_worker_leaves_with_its_lease_and_a_frozen_store_loses_no
     tmp_path: Path,
 ) -> None:
     settings = {
-        "control_plane.etcd.lease_ttl_s": 2,
+        "control_plane.etcd.lease_ttl_s": 10,
         "control_plane.etcd.silence_s": 1,
-        "control_plane.etcd.request_timeout_s": 2,
-        "data_plane.tcp.ack_timeout_s": 1,
+        "control_plane.etcd.request_timeout_s": 10,
+        "data_plane.tcp.ack_timeout_s": 10,
     }
     async with open_cluster(tmp_path, settings=settings) as cluster:
         frozen = cluster.workers[0]
@@ -87,13 +87,18 @@ async def test_a_frozen_worker_leaves_with_its_lease_and_a_frozen_store_loses_no
 
 async def test_workers_that_all_freeze_at_once_cost_a_request_a_retry(tmp_path: Path) -> None:
     """As many as `attempts_max`: it was a 502 that told nobody to ask again."""
-    settings = {"data_plane.tcp.ack_timeout_s": 1, "router.attempts_max": 3}
+    settings = {
+        # Discovery names all of them for as long as they are frozen.
+        "control_plane.etcd.lease_ttl_s": 600,
+        "data_plane.tcp.ack_timeout_s": 1,
+        "router.attempts_max": 3,
+    }
     async with open_cluster(tmp_path, workers=3, settings=settings) as cluster:
         url = f"{cluster.url}/v1/chat/completions"
         for worker in cluster.workers:
             worker.freeze()
-        with trio.fail_after(60):
-            refused = await cluster.client.post(url, json=chat("hello"), timeout=120)
+        with trio.fail_after(300):
+            refused = await cluster.client.post(url, json=chat("hello"))
         for worker in cluster.workers:
             worker.thaw()
 
@@ -107,43 +112,52 @@ async def test_workers_that_all_freeze_at_once_cost_a_request_a_retry(tmp_path: 
 
 
 @asynccontextmanager
-async def long_stream(cluster: Cluster) -> AsyncIterator[Any]:
-    """The lines of an answer that has begun and is far from its end."""
-    body = chat("a long story", stream=True, max_tokens=600, temperature=0)
+async def long_stream(cluster: Cluster) -> AsyncIterator[tuple[str, Any]]:
+    """The worker and the lines of an answer that has begun and is far from its end."""
+    body = chat("a long story", stream=True, max_tokens=2000, temperature=0)
     async with cluster.client.stream(
         "POST", f"{cluster.url}/v1/chat/completions", json=body
     ) as response:
         lines = response.aiter_lines()
         await anext(lines)
-        yield lines
+        yield response.headers["x-trinamo-worker"], lines
 
 
 async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: Path) -> None:
     """Nobody deletes it: it is asked, and answers nobody. The other worker serves on."""
     settings = {
-        "router.silence_grace_s": 1,
+        "router.silence_grace_s": 10,
         "control_plane.etcd.silence_s": 1,
-        "control_plane.etcd.request_timeout_s": 2,
-        "data_plane.tcp.ack_timeout_s": 1,
+        "control_plane.etcd.request_timeout_s": 10,
+        "data_plane.tcp.ack_timeout_s": 10,
         "router.migrations_max": 0,
     }
     async with open_cluster(tmp_path, engine="exact", settings=settings) as cluster:
-        frozen, other = cluster.workers
         # Round robin: one stream on each worker.
-        async with long_stream(cluster) as first, long_stream(cluster) as second:
+        async with long_stream(cluster) as (_, first), long_stream(cluster) as (name, second):
+            other, frozen = sorted(
+                cluster.workers, key=lambda each: bool(each.facts["instance_id"] == name)
+            )
             cluster.etcd.freeze()
             frozen.freeze()
-            with trio.fail_after(120):
+            with trio.fail_after(300):
                 ends = [
                     [line async for line in first if line][-1],
                     [line async for line in second if line][-1],
                 ]
         answers = [await ask(cluster, max_tokens=2) for _ in range(6)]
-        found = {
-            reason: await cluster.metric(cluster.url, "silent_requests_total", reason=reason)
-            for reason in ("left", "unanswered", "replaced")
-        }
-        live = await cluster.metric(cluster.url, "live_instances")
+        expected = {"left": 0, "unanswered": 1, "replaced": 0}
+        found: dict[str, float] = {}
+
+        async def is_counted() -> bool:
+            for reason in expected:
+                found[reason] = await cluster.metric(
+                    cluster.url, "silent_requests_total", reason=reason
+                )
+            return sum(found.values()) > 0
+
+        await until(is_counted, "the silent request is counted")
+        await cluster.wait_live(1)
         frozen.thaw()
 
         async def is_idle() -> bool:
@@ -158,27 +172,32 @@ async def test_a_frozen_worker_s_stream_ends_while_etcd_is_frozen_too(tmp_path: 
     (error,) = (json.loads(end.removeprefix("data: ")) for end in ends if "[DONE]" not in end)
     assert error["error"]["code"] == "silent"
     assert "does not answer" in error["error"]["message"]
-    assert found == {"left": 0, "unanswered": 1, "replaced": 0}
+    assert found == expected
     assert answers == [OK] * 6
     assert served >= 1
-    assert live == 1
     assert " left " not in told
 
 
 async def kill_under_a_stream(cluster: Cluster) -> None:
-    async with long_stream(cluster) as lines:
-        status_url = cluster.workers[0].facts["status_url"]
-        assert await cluster.metric(status_url, "worker_requests_in_flight") == 1
-        cluster.frontend.kill()
-        async for _ in lines:
-            pass
+    status_url = cluster.workers[0].facts["status_url"]
+    while True:
+        async with long_stream(cluster) as (_, lines):
+            # A frozen frontend does not take all of an answer, so its worker is in the middle of it,
+            # unless it had ended before: then another stream. `/metrics` may be a second old.
+            cluster.frontend.freeze()
+            await trio.sleep(1.1)
+            if await cluster.metric(status_url, "worker_requests_in_flight") == 1:
+                cluster.frontend.kill()
+            cluster.frontend.thaw()
+            async for _ in lines:
+                pass
 
 
 async def test_a_frozen_frontend_costs_time_only_and_a_killed_one_frees_everything(
     tmp_path: Path,
 ) -> None:
     async with open_cluster(tmp_path, workers=1, engine="exact") as cluster:
-        async with long_stream(cluster) as lines:
+        async with long_stream(cluster) as (_, lines):
             cluster.frontend.freeze()
             await trio.sleep(1)
             cluster.frontend.thaw()
@@ -196,7 +215,7 @@ async def test_a_frozen_frontend_costs_time_only_and_a_killed_one_frees_everythi
             ]
             return not any(gauges)
 
-        await until(is_free, "the worker serves nobody", timeout_s=120)
+        await until(is_free, "the worker serves nobody")
         cancelled = await cluster.metric(status_url, "worker_cancellations_total")
         granted = await cluster.metric(status_url, "lease_state", state="granted")
 

@@ -121,6 +121,8 @@ class Cluster:
         )
         self.routers.append(router)
         await self.nursery.start(router.run)
+        # A busy machine may stall a worker for some seconds before it calls home.
+        settings.setdefault("opening_timeout_s", 60.0)
         client = Client(router, self.home, RealEnv(), **settings)
         self.nursery.start_soon(client.run)
         return client

@@ -113,10 +113,16 @@ class OneProcess:
 
 
 def config(**overrides: Any) -> Config:
-    """The defaults with dotted keys written as `a__b`."""
-    return load_config(
-        environ={}, overrides={key.replace("__", "."): value for key, value in overrides.items()}
-    )
+    """Return the defaults, with longer time-outs, and `overrides`: dotted keys written as `a__b`.
+
+    The time-outs outlast a machine that stalls for some seconds.
+    """
+    patient: dict[str, Any] = {
+        "data_plane.tcp.ack_timeout_s": 60.0,
+        "data_plane.transfer.probe_timeout_s": 60.0,
+    }
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(environ={}, overrides=patient | given)
 
 
 @asynccontextmanager

@@ -17,9 +17,14 @@ def run(name: str, cache: Path, *arguments: str) -> list[list[str]]:
         [sys.executable, str(ROOT / "bench" / name), "--quick", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
-        env={"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin", "HOME": str(cache)},
+        env={
+            "PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin",
+            "HOME": str(cache),
+            # After these a decode worker computes a prompt by itself.
+            "TRINAMO_DISAGGREGATION__QUEUE_TIMEOUT_S": "60",
+        },
     )
     assert done.returncode == 0, done.stderr
     return [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]

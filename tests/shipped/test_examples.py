@@ -27,7 +27,7 @@ def run(name: str, *arguments: str) -> str:
         [sys.executable, "-W", "error", str(ROOT / "examples" / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -72,7 +72,7 @@ def test_the_page_s_tests_of_an_engine_pass(engines: list[str], tmp_path: Path) 
         [*command, f"--rootdir={tmp_path}", "test_mine.py"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "2 passed" in done.stdout, done.stdout
@@ -179,7 +179,7 @@ def run(cluster: RunningCluster, name: str) -> list[str]:
         env=cluster.place.environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

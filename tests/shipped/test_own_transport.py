@@ -48,7 +48,7 @@ def test_the_test_of_the_page_passes(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "3 passed" in done.stdout, done.stdout + done.stderr

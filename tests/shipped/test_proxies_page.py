@@ -193,7 +193,7 @@ def test_a_request_waits_behind_a_proxy_until_a_worker_is_there_again(
                     "a wait",
                 )
                 (site.gates / "away").unlink()
-                answer = waiting.result(60)
+                answer = waiting.result(300)
         finally:
             (site.gates / "away").unlink(missing_ok=True)
     assert answer.status_code == 200, answer.text

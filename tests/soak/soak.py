@@ -35,7 +35,7 @@ RETRY_S_MAX: Final = 3.0
 RECOVERY_S: Final = 20.0
 """What may be refused behind the time in which nobody could answer: a lease, and a pause of a client."""
 UNDISTURBED_AT_ONCE: Final = 6
-LAME_DUCK: Final = {"http.lame_duck_s": 2}
+LAME_DUCK: Final = {"http.lame_duck_s": 15}
 
 
 @attrs.define(eq=False)
@@ -133,7 +133,7 @@ class Soak:
         answering = [each for each in self.workers if each.role != "prefill"]
 
         async def is_found() -> bool:
-            async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
                 for frontend in self.frontends:
                     page = (await client.get(f"{frontend.facts['url']}/metrics")).text
                     live = census.gauge(page, ["live_instances"])
@@ -148,7 +148,7 @@ class Soak:
                         return False
             return True
 
-        await until(is_found, "everybody knows everybody", timeout_s=60)
+        await until(is_found, "everybody knows everybody")
 
     async def _undisturbed(self, turn: Turn) -> None:
         """The right answers, by the first turn that asks; whoever asks again must get the same."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.soak import processes
 from tests.soak.asking import RED, Answer, Outcome, judged
@@ -106,7 +107,7 @@ class Away:
 
 
 async def test_the_time_for_a_start_begins_once_all_servers_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """The plan may leave none of both for longer: that says nothing of who waits for them."""
     monkeypatch.setattr(processes, "START_S", 0.3)

@@ -37,8 +37,8 @@ from trinamo.transports.tcp import TcpOptions, TransferOptions, open_transfer_pl
 BLOCKS = 96
 SHAPE = KvShape(layers=1, heads=1, channels=64, block_tokens=256, dtype="<i2")
 """64 KB a block, so that a chunk of the backends is eight of them."""
-_PAUSE_S = 0.1
-"""Of the writer, before and after every chunk: half a second in all, in which it can be struck."""
+_PAUSE_S = 2.0
+"""Of the writer, before and after every chunk: some ten seconds in all, in which it can be struck."""
 
 
 @attrs.frozen

@@ -73,7 +73,7 @@ def open_backend(name: str, **more: Any) -> AbstractAsyncContextManager[Transfer
         from trinamo.transports.nixl.options import NixlOptions
         from trinamo.transports.nixl.plane import open_nixl_plane
 
-        given = {"drain_s": 3.0, "connect_timeout_s": 2.0, **given}
+        given = {"drain_s": 3.0, "connect_timeout_s": 10.0, **given}
         return open_nixl_plane(NixlOptions(same_host=name == "nixl cma", **given))
     from trinamo.transports.mooncake.engine import MooncakeOptions
     from trinamo.transports.mooncake.plane import open_mooncake_plane

@@ -36,6 +36,9 @@ from trinamo.runtime.protocol.transfer.description import (
 )
 
 READ: Final = Direction.READ
+SETTLE_S: Final = 0.5
+CARRY_ON_S: Final = 10.0
+"""Of rows whose blocks another backend is to move: the peer may stall before it settles the first attempt."""
 Change = Callable[[bytes], bytes]
 
 
@@ -88,7 +91,11 @@ class RoutedScene:
 
     @asynccontextmanager
     async def ends(
-        self, change: Change = lambda it: it, owner: Owner | None = None
+        self,
+        change: Change = lambda it: it,
+        owner: Owner | None = None,
+        *,
+        settle_s: float = SETTLE_S,
     ) -> AsyncIterator[_Ends]:
         """A router and a peer whose description of the backend went through `change`."""
         owner = self.standing if owner is None else owner
@@ -97,7 +104,7 @@ class RoutedScene:
             metrics=TransferMetrics(Registry()),
             section=TransferConfig(
                 attempt_timeout_s=PATIENCE_S,
-                settle_timeout_s=0.5,
+                settle_timeout_s=settle_s,
                 probe_interval_s=600,
                 probe_timeout_s=80,
             ),
@@ -164,7 +171,7 @@ async def _breaks(scene: RoutedScene) -> Outcome:
     def fail() -> None:
         raise OSError("the device is gone")
 
-    async with scene.ends() as ends:
+    async with scene.ends(settle_s=CARRY_ON_S) as ends:
         act_between_chunks(ends.local.regions[scene.backend], 0.5, fail)
         return await ends.move_all()
 
@@ -178,13 +185,13 @@ async def _stale(scene: RoutedScene) -> Outcome:
 
 async def _locked(scene: RoutedScene) -> Outcome:
     with running_owner(scene.name, "tcp", has_locked_memory=False) as owner:
-        async with scene.ends(owner=owner) as ends:
+        async with scene.ends(owner=owner, settle_s=CARRY_ON_S) as ends:
             return await ends.move_all()
 
 
 def _described(change: Change) -> Callable[[RoutedScene], Awaitable[Outcome]]:
     async def run(scene: RoutedScene) -> Outcome:
-        async with scene.ends(change) as ends:
+        async with scene.ends(change, settle_s=CARRY_ON_S) as ends:
             return await ends.move_all()
 
     return run

@@ -66,7 +66,7 @@ class Census:
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    with trio.fail_after(100):
+    with trio.fail_after(120):
         yield
 
 

@@ -72,7 +72,7 @@ class EmbeddedServer:
         directory: Path,
         token: str = "",
         environ: Mapping[str, str] | None = None,
-        start_timeout_s: float = 20.0,
+        start_timeout_s: float = 120.0,
         stop_grace_s: float = 3.0,
     ) -> None:
         self.name = name

@@ -245,9 +245,9 @@ class ControlPlaneConformance:
     ) -> None:
         async with plane.watch(prefix) as events:
             await take(events)
-            kept = await plane.grant_lease(2)
-            left = await plane.grant_lease(2)
-            assert kept.ttl_s >= 2
+            kept = await plane.grant_lease(5)
+            left = await plane.grant_lease(5)
+            assert kept.ttl_s >= 5
             await plane.put(prefix + "kept", b"1", lease_id=kept.id)
             for name in ("left/1", "left/2"):
                 await plane.put(prefix + name, b"1", lease_id=left.id)

@@ -26,8 +26,8 @@ from trinamo.runtime.planes import (
 from .control import async_fixture
 from .events import OpenEvents
 
-LIMITS: Final = QueueLimits(visibility_timeout_s=10, attempts_max=3)
-SHORT: Final = QueueLimits(visibility_timeout_s=2, attempts_max=2)
+LIMITS: Final = QueueLimits(visibility_timeout_s=60, attempts_max=3)
+SHORT: Final = QueueLimits(visibility_timeout_s=3, attempts_max=2)
 _numbers: Final = itertools.count()
 
 
@@ -38,14 +38,14 @@ def fresh_name() -> str:
 
 async def taken(queue: WorkQueue) -> LeasedJob:
     """The next job; fails if none comes."""
-    job = await queue.take(wait_s=60)
+    job = await queue.take(wait_s=120)
     assert job is not None
     return job
 
 
 async def dead_letter_of(queue: WorkQueue, job_id: str) -> DeadLetter:
     """The dead letter that this job becomes as its last lease expires; no job may come before."""
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while (letter := await queue.dead_letter(job_id)) is None:
             assert await queue.take(wait_s=0.2) is None
     return letter
@@ -78,19 +78,19 @@ class WorkQueueConformance:
     @async_fixture
     async def plane(self, open_plane: OpenEvents) -> AsyncIterator[EventPlane]:
         """One process's plane."""
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with open_plane() as plane:
                 yield plane
 
     @async_fixture
     async def queue(self, plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
-        """Leases of 10 s, three attempts."""
+        """Leases of 60 s, three attempts."""
         async with plane.work_queue(name, limits=LIMITS) as queue:
             yield queue
 
     @async_fixture
     async def short_queue(self, plane: EventPlane, name: str) -> AsyncIterator[WorkQueue]:
-        """Leases of 2 s, two attempts."""
+        """Leases of 3 s, two attempts."""
         async with plane.work_queue(name, limits=SHORT) as queue:
             yield queue
 
@@ -156,7 +156,7 @@ class WorkQueueConformance:
     async def test_an_id_is_forgotten_after_the_window_but_not_while_it_is_queued(
         self, plane: EventPlane, name: str
     ) -> None:
-        limits = QueueLimits(duplicate_window_s=0.3, visibility_timeout_s=10)
+        limits = QueueLimits(duplicate_window_s=0.3, visibility_timeout_s=60)
         async with plane.work_queue(name, limits=limits) as queue:
             await queue.put("job", b"1")
             await trio.sleep(0.6)
@@ -239,12 +239,12 @@ class WorkQueueConformance:
     async def test_a_lease_that_is_extended_does_not_expire(
         self, plane: EventPlane, name: str
     ) -> None:
-        limits = QueueLimits(visibility_timeout_s=4, attempts_max=2)
+        limits = QueueLimits(visibility_timeout_s=5, attempts_max=2)
         async with plane.work_queue(name, limits=limits) as queue:
             await queue.put("job", b"")
             job = await taken(queue)
-            for _ in range(5):
-                await trio.sleep(1)
+            for _ in range(4):
+                await trio.sleep(1.5)
                 assert await queue.extend(job) is Settlement.APPLIED
             assert await queue.take(wait_s=0) is None
             assert await queue.ack(job) is Settlement.APPLIED
@@ -256,7 +256,7 @@ class WorkQueueConformance:
 
     async def test_a_naked_job_waits_for_its_delay(self, queue: WorkQueue) -> None:
         await queue.put("job", b"")
-        await queue.nak(await taken(queue), delay_s=3)
+        await queue.nak(await taken(queue), delay_s=4)
         assert await queue.take(wait_s=0.1) is None
         assert (await taken(queue)).attempt == 2
 

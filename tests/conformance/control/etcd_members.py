@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from tests.conformance.control.backends import Link, Server
 from tests.processes.proxy import open_proxy
@@ -15,6 +16,8 @@ from trinamo.transports.servers import EmbeddedServer, open_etcd_server
 from trinamo.transports.servers.binaries import free_port
 
 SYSTEM_ETCD = Path("/usr/bin/etcd")
+PATIENT: Final = EtcdConfig(attempt_timeout_s=60, request_timeout_s=120)
+"""For tests of a server that answers: one that stalls does not have a write sent again."""
 
 
 class EtcdServer:
@@ -25,7 +28,7 @@ class EtcdServer:
 
     @asynccontextmanager
     async def open_plane(self) -> AsyncIterator[ControlPlane]:
-        async with open_etcd(self._server.address, EtcdConfig(request_timeout_s=3)) as plane:
+        async with open_etcd(self._server.address, PATIENT) as plane:
             yield plane
 
     async def kill(self) -> None:
@@ -50,12 +53,15 @@ class EtcdBackend:
 
     @asynccontextmanager
     async def open_plane(self) -> AsyncIterator[ControlPlane]:
-        async with open_etcd(self._endpoint) as plane:
+        async with open_etcd(self._endpoint, PATIENT) as plane:
             yield plane
 
     @asynccontextmanager
     async def open_linked_plane(self) -> AsyncIterator[tuple[ControlPlane, Link]]:
-        async with open_proxy(self._endpoint) as proxy, open_etcd(proxy.address) as plane:
+        async with (
+            open_proxy(self._endpoint) as proxy,
+            open_etcd(proxy.address, PATIENT) as plane,
+        ):
             yield plane, proxy
 
     @asynccontextmanager
@@ -71,5 +77,5 @@ class EtcdBackend:
             yield plane
 
     async def compact(self) -> None:
-        async with open_etcd(self._endpoint) as plane:
+        async with open_etcd(self._endpoint, PATIENT) as plane:
             await plane.compact()

@@ -12,13 +12,24 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import Backend, eventually
+from tests.conformance.control.etcd_members import EtcdBackend
 from trinamo.conformance.control import key_of, take, take_one, until
 from trinamo.runtime.errors import ConnectError, TrinamoError
 from trinamo.runtime.planes import ControlPlane, Put, Resync, Snapshot, WatchEvent
+from trinamo.transports.etcd import watching
+
+
+@pytest.fixture
+def late_listing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real etcd that stalls does not have watches listed while it still sends old changes."""
+    if isinstance(backend, EtcdBackend):
+        monkeypatch.setattr(watching, "PROOF_S", 60.0)
+
 
 # --- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("late_listing")
 async def test_a_watch_cut_off_resumes_where_it_was(backend: Backend, prefix: str) -> None:
     async with (
         backend.open_plane() as other,
@@ -89,6 +100,7 @@ async def test_a_watch_started_in_an_outage_begins_when_it_ends(
             assert {e.key: e.value for e in snapshot.entries} == {prefix + "a": b"1"}
 
 
+@pytest.mark.usefixtures("late_listing")
 async def test_a_killed_and_restarted_server_costs_the_watch_nothing(
     backend: Backend, prefix: str, tmp_path: Path
 ) -> None:
@@ -102,7 +114,7 @@ async def test_a_killed_and_restarted_server_costs_the_watch_nothing(
         plane.watch(prefix) as events,
     ):
         await take(events)
-        lease = await plane.grant_lease(30)
+        lease = await plane.grant_lease(120)
         await plane.put(prefix + "leased", b"1", lease_id=lease.id)
         await take(events)
 

@@ -6,8 +6,16 @@ import pytest
 import trio
 
 from tests.conformance.control.backends import Backend
+from tests.conformance.control.etcd_members import EtcdBackend
 from trinamo.runtime.errors import LeaseLostError, RequestError
+from trinamo.runtime.process import lock as locking
 from trinamo.runtime.process.lock import LOCKS_KEY, find_holder, open_lock
+
+
+@pytest.fixture(autouse=True)
+def patient_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that stalls does not keep the lease of a lock that is left."""
+    monkeypatch.setattr(locking, "_LEAVING_S", 60.0)
 
 
 @pytest.fixture
@@ -20,7 +28,10 @@ async def test_one_after_the_other_in_the_order_they_came(backend: Backend, name
     held: list[tuple[bytes, int]] = []
 
     async def take(who: bytes) -> None:
-        async with backend.open_plane() as control, open_lock(control, name, value=who) as lock:
+        async with (
+            backend.open_plane() as control,
+            open_lock(control, name, value=who, ttl_s=60) as lock,
+        ):
             holder = await find_holder(control, name)
             assert holder is not None
             held.append((holder.value, lock.revision))
@@ -104,8 +115,10 @@ async def test_one_that_is_thrown_out_of_the_line_is_told(backend: Backend, name
 
 
 async def test_a_lock_is_renewed_while_it_is_held(backend: Backend, name: str) -> None:
+    ttl_s, held_s = (6, 6) if isinstance(backend, EtcdBackend) else (3, 5)
     async with backend.open_plane() as control:
-        async with open_lock(control, name, ttl_s=3):
-            await trio.sleep(5)
+        # A lock that is not renewed is lost after most of its `ttl_s`.
+        async with open_lock(control, name, ttl_s=ttl_s):
+            await trio.sleep(held_s)
         with pytest.raises(RequestError, match="no name of a lock"):
             await open_lock(control, "a/b").__aenter__()

@@ -27,7 +27,7 @@ from trinamo.runtime.queues.consumer import ConsumerLimits, open_consumer
 from trinamo.transports.servers.binaries import find_nats_server
 
 NATS: Any = "nats"
-LIMITS = QueueLimits(visibility_timeout_s=1.5, attempts_max=8)
+LIMITS = QueueLimits(visibility_timeout_s=5, attempts_max=8)
 PACE = ConsumerLimits(jobs_max=4, backoff=Backoff(min_s=0.05, max_s=0.2))
 JOBS = 40
 

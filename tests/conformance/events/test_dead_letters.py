@@ -24,7 +24,7 @@ ON_NATS = pytest.mark.parametrize("broker", ["simulated", NATS], indirect=True)
 
 @pytest.fixture
 async def plane(broker: Broker) -> AsyncIterator[EventPlane]:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with broker.connect() as plane:
             yield plane
 

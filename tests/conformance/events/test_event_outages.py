@@ -47,7 +47,7 @@ async def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_bac
                 assert await payloads(mine, 20) == [b"%d" % number for number in range(20)]
                 await other.publish(f"{subject}.other.x", b"%d" % round_number)
                 assert await payloads(theirs, 1) == [b"%d" % round_number]
-                reply = await plane.request(f"{subject}.echo", b"!", timeout_s=10)
+                reply = await plane.request(f"{subject}.echo", b"!", timeout_s=60)
                 assert reply.payload == b"re:!"
             nursery.cancel_scope.cancel()
 
@@ -66,7 +66,7 @@ async def test_a_subscription_made_while_the_broker_is_away_works_when_it_is_bac
                 await mortal_broker.start()
                 assert await payloads(subscription, 1) == [b"x"]
                 with pytest.raises(UnavailableError):
-                    await plane.request(f"{subject}.left", b"", timeout_s=10)
+                    await plane.request(f"{subject}.left", b"", timeout_s=60)
 
 
 async def test_the_buffer_for_an_absent_broker_is_bounded_and_its_overflow_counted(
@@ -129,6 +129,6 @@ async def test_a_request_made_while_the_broker_is_away_is_answered_when_it_is_ba
                 await trio.sleep(0.02)
                 await mortal_broker.start()
 
-            reply = await plane.request(subject, b"x", timeout_s=30)
+            reply = await plane.request(subject, b"x", timeout_s=60)
             assert reply.payload == b"re:x"
             nursery.cancel_scope.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 
@@ -19,7 +21,7 @@ def name() -> str:
 async def test_jobs_leases_and_fences_outlive_a_killed_broker(
     mortal_broker: Broker, name: str
 ) -> None:
-    limits = QueueLimits(visibility_timeout_s=30, attempts_max=3)
+    limits = QueueLimits(visibility_timeout_s=60, attempts_max=3)
     with trio.fail_after(120):
         async with mortal_broker.connect() as plane, plane.work_queue(name, limits=limits) as queue:
             for number in range(20):
@@ -59,7 +61,7 @@ async def test_a_put_bridges_a_broker_that_comes_back(mortal_broker: Broker, nam
                 await queue.put("early", b"", timeout_s=0.2)
             assert caught.value.definite
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(queue.put, "late", b"")
+                nursery.start_soon(partial(queue.put, "late", b"", timeout_s=60))
                 await trio.sleep(0.3)
                 await mortal_broker.start()
             assert (await taken(queue)).id == "late"

@@ -50,7 +50,7 @@ class Ends:
         await self.store(self.names.job_subject(job_id), payload)
 
     async def store(self, subject: str, payload: bytes) -> None:
-        reply = await self.stranger.request(subject, payload, timeout_s=5)
+        reply = await self.stranger.request(subject, payload, timeout_s=60)
         assert b'"seq"' in reply.payload
 
     @property

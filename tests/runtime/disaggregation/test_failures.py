@@ -71,7 +71,8 @@ async def test_a_prompt_whose_prefill_worker_dies_in_the_middle_is_computed_here
 async def test_a_prefill_worker_that_is_too_slow_is_not_waited_for(mode: str) -> None:
     settings: dict[str, Any] = {
         "disaggregation__mode": mode,
-        "disaggregation__prefill_timeout_s": 0.2,
+        # The prefill worker needs time for two steps first, also on a machine that stalls.
+        "disaggregation__prefill_timeout_s": 3.0,
     }
     async with (
         open_workers("decode", "prefill", **settings) as workers,
@@ -224,7 +225,8 @@ async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
     """And who has given up waiting counts for none that waits: the next prompt goes there again."""
     settings: dict[str, Any] = {
         "disaggregation__mode": "prefill_first",
-        "disaggregation__queue_timeout_s": 1.0,
+        # It also limits the jobs that must be claimed, so it is longer than a stall.
+        "disaggregation__queue_timeout_s": 4.0,
         "disaggregation__queue_depth_max": 1,
     }
     async with (
@@ -253,7 +255,9 @@ async def test_a_prefill_worker_without_a_place_is_not_waited_for() -> None:
 async def test_a_job_that_nobody_takes_is_computed_here() -> None:
     settings: dict[str, Any] = {
         "disaggregation__jobs_max": 1,
-        "disaggregation__queue_timeout_s": 1.0,
+        # It also limits the job that must be claimed, so it is longer than a stall; and half of it
+        # limits each put.
+        "disaggregation__queue_timeout_s": 5.0,
     }
     async with (
         open_workers("decode", "prefill", **settings) as workers,
@@ -280,7 +284,8 @@ async def test_of_the_prompts_that_come_after_a_refusal_one_waits_for_the_queue(
 ) -> None:
     """All others are computed at once, whatever that one finds, until the queue takes a job again."""
     monkeypatch.setattr(decode_first, "REFUSED_S", 0.1)
-    settings: dict[str, Any] = {"disaggregation__queue_timeout_s": 1.0}
+    # Half of it limits each put, which must outlast a stall.
+    settings: dict[str, Any] = {"disaggregation__queue_timeout_s": 6.0}
     async with open_workers("decode", "prefill", **settings) as workers:
         decode = workers.of("decode")
         assert decode.runtime is not None

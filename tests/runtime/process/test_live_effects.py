@@ -342,7 +342,7 @@ for _setting, _text, _reason in (
 async def test_it_changes_what_a_process_does_and_changes_it_back(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(TIMEOUT_S):
         await EFFECTS[name](monkeypatch)
 
 

@@ -17,6 +17,7 @@ from trinamo.runtime.view.looks import Gatherer
 from trinamo.runtime.view.survey import Survey
 
 pytestmark = [
+    pytest.mark.usefixtures("patient_looks"),
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

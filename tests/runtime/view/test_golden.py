@@ -134,12 +134,15 @@ async def all_of(cluster: SmallCluster, key: str = "") -> dict[str, Any]:
     url, status_url = (str(each.base_url).rstrip("/") for each in (cluster.http, frontend))
     named = FrontendLook("frontend", 0, url, status_url, is_named=True)
     survey = await survey_around(
-        await read_listing(control), Neighbours(frontends=[named]), Asking(fetch, key=key)
+        await read_listing(control),
+        Neighbours(frontends=[named]),
+        Asking(fetch, key=key, timeout_s=60.0),
     )
     return told | {"status": shown(survey)}
 
 
 pytestmark = [
+    pytest.mark.usefixtures("patient_looks"),
     # httpx leaves generators of its own to the garbage collector when a stream is left.
     pytest.mark.filterwarnings("ignore:.*(httpx|httpcore|Response.aiter).*"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -25,6 +25,8 @@ from trinamo.runtime.view.survey import Asking, FrontendLook, Survey, add_listed
 from trinamo.transports.memory.control import MemoryControlPlane
 from trinamo.transports.openai.client import fetch
 
+pytestmark = pytest.mark.usefixtures("patient_looks")
+
 GENERATE = "a/b/generate"
 
 

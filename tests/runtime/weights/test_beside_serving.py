@@ -24,7 +24,7 @@ from trinamo.runtime.weights.lender import HeldFile, WeightsMetrics
 from trinamo.runtime.weights.taker import MissingFile
 
 ENDPOINT = EndpointName("trinamo", "backend", "generate")
-SETTINGS: dict[str, Any] = {"weights__chunk_bytes": CHUNK, "weights__patience_s": 0.5}
+SETTINGS: dict[str, Any] = {"weights__chunk_bytes": CHUNK}
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-async def take(transports: OneProcess, target: Path) -> bool:
+async def take(transports: OneProcess, target: Path, *, patience_s: float) -> bool:
     return await take_weights(
-        config(**SETTINGS),
+        config(**SETTINGS, weights__patience_s=patience_s),
         RealEnv(),
         transports,
         MissingFile("m", "trinamo"),
         target,
         metrics=WeightsMetrics(Registry()),
-        patience_s=5.0,
+        patience_s=60.0,
     )
 
 
@@ -77,10 +77,10 @@ async def test_a_worker_that_is_full_lends_to_those_who_come_to_help(
             await anext(answer)
             nursery.start_soon(lend, runtime, transports, source)
             with trio.fail_after(120):
-                assert await take(transports, taken)
+                assert await take(transports, taken, patience_s=60.0)
             assert cmp(taken, source, shallow=False)
             assert runtime.worker.admitted_count == 1
             runtime.worker.refuse_new()
             with trio.fail_after(120), pytest.raises(UnavailableError):
-                await take(transports, tmp_path / "another.gguf")
+                await take(transports, tmp_path / "another.gguf", patience_s=0.5)
         nursery.cancel_scope.cancel()

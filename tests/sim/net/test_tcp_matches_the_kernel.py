@@ -21,12 +21,12 @@ Script = Callable[[SocketType, SocketType], Awaitable[list[object]]]
 
 
 async def _settle() -> None:
-    await trio.sleep(0.02)
+    await trio.sleep(0.1)
 
 
 async def _observe(act: Callable[[], Awaitable[object]]) -> object:
     try:
-        with trio.fail_after(0.2):
+        with trio.fail_after(1):
             return await act()
     except OSError as error:
         return errno.errorcode[error.errno or 0]

@@ -38,7 +38,7 @@ async def test_one_call_serves_an_endpoint_of_each_kind_until_it_is_asked_to_sto
             },
         )
         stops = [StopRequest() for _ in ENDPOINTS]
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 for serve, endpoint, handler, stop in zip(
                     (trinamo.serve_stream, trinamo.serve_unary, trinamo.serve_bidirectional),

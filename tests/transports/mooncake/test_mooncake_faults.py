@@ -12,6 +12,7 @@ import pytest
 
 from tests import needs
 from tests.transports.owner_process import BLOCK_BYTES, connect, running_owner
+from trinamo.runtime.config.planes import TransferConfig
 from trinamo.runtime.errors import (
     ConfigError,
     ConnectError,
@@ -102,7 +103,11 @@ async def test_memory_that_the_engine_refuses_is_offered_by_the_next_backend() -
 
 
 def open_router(chain: list[TransferPlane]) -> AbstractAsyncContextManager[TransferRouter]:
-    return open_transfer_router(chain, metrics=TransferMetrics(Registry()))
+    return open_transfer_router(
+        chain,
+        metrics=TransferMetrics(Registry()),
+        section=TransferConfig(probe_timeout_s=60),
+    )
 
 
 # --- options ---------------------------------------------------------------------------------------

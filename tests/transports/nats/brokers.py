@@ -7,19 +7,26 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
+from msgspec.structs import replace
 
+from tests.servers import free_ports
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.runtime.planes import EventPlane
 from trinamo.transports.memory.events import MemoryBroker, MemoryEventPlane
 from trinamo.transports.nats import open_nats
 from trinamo.transports.security.sealing import Sealer
+
+PATIENT: Final = NatsConfig(connect_timeout_s=60, start_timeout_s=120)
+"""For tests of a server that answers: it may stall."""
+START_S: Final = 120.0
 
 
 class Broker(Protocol):
@@ -67,7 +74,7 @@ class NatsServerUnderTest:
     async def connect(self, *secrets: bytes) -> AsyncIterator[EventPlane]:
         async with open_nats(
             [self.url],
-            NatsConfig(outgoing_messages_max=64),
+            replace(PATIENT, outgoing_messages_max=64),
             sealer=Sealer(secrets, random.Random()),
         ) as plane:
             yield plane
@@ -85,9 +92,7 @@ class PrivateServer:
     """A nats-server of one test, on one port through all its restarts."""
 
     def __init__(self, binary: Path, directory: Path, *arguments: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.url = f"nats://127.0.0.1:{self.port}"
         self.command = [str(binary), "-a", "127.0.0.1", "-p", str(self.port), *arguments]
         self.log_path = directory / "log"
@@ -96,7 +101,8 @@ class PrivateServer:
     def start(self) -> None:
         with self.log_path.open("ab") as log:
             self.child = subprocess.Popen(self.command, stdout=log, stderr=log)
-        for _ in range(500):
+        give_up_at = time.monotonic() + START_S
+        while time.monotonic() < give_up_at:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=2) as probe:
                     probe.recv(1)

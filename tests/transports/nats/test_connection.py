@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from nats.aio.client import Client
 
 from tests.certificates import Authority
 from tests.leftovers import uncollected
 from tests.servers import free_ports
 from tests.transports.nats.brokers import (
+    PATIENT,
     private_server,
     wait_away,
     wait_back,
@@ -53,7 +55,7 @@ def raises_connect_error(text: str) -> pytest.RaisesExc[ConnectError]:
 
 async def open_and_leave(
     servers: list[str],
-    section: NatsConfig = NatsConfig(),  # noqa: B008 -- frozen
+    section: NatsConfig = PATIENT,
     tls: ssl.SSLContext | None = None,
 ) -> None:
     with trio.fail_after(120):
@@ -70,7 +72,7 @@ def held_port() -> Iterator[int]:
 
 
 async def test_a_plane_is_an_event_plane(url: str) -> None:
-    async with open_nats([url]) as plane:
+    async with open_nats([url], PATIENT) as plane:
         as_interface: EventPlane = plane
         assert "nats-server 2." in await as_interface.check_health()
         assert plane.is_connected
@@ -103,7 +105,7 @@ async def test_a_missing_package_is_a_config_error_that_says_how_to_mend_it(
 
 
 async def test_one_server_may_be_given_as_text(url: str) -> None:
-    async with open_nats(url) as plane:
+    async with open_nats(url, PATIENT) as plane:
         await plane.check_health()
 
 
@@ -196,8 +198,9 @@ async def test_opening_can_be_cancelled_while_the_server_is_silent() -> None:
 
 async def test_what_was_published_before_leaving_is_sent(url: str) -> None:
     subject = fresh_subject()
-    async with open_nats([url]) as other, other.subscribe(subject) as subscription:
-        async with open_nats([url]) as plane:
+    async with open_nats([url], PATIENT) as other, other.subscribe(subject) as subscription:
+        section = replace(PATIENT, drain_timeout_s=60)
+        async with open_nats([url], section) as plane:
             for number in range(1000):
                 await plane.publish(subject, b"%d" % number)
         with trio.fail_after(120):
@@ -207,13 +210,13 @@ async def test_what_was_published_before_leaving_is_sent(url: str) -> None:
 
 async def test_an_error_inside_comes_out_as_itself(url: str) -> None:
     with pytest.raises(RequestError, match="mine"):
-        async with open_nats([url]):
+        async with open_nats([url], PATIENT):
             raise RequestError("mine")
 
 
 async def test_a_group_of_errors_inside_comes_out_as_it_was(url: str) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(RequestError, match="mine")):
-        async with open_nats([url]):
+        async with open_nats([url], PATIENT):
             raise ExceptionGroup("", [RequestError("mine")])
 
 
@@ -224,7 +227,7 @@ async def test_a_bug_in_the_island_reaches_the_owner_and_cancels_what_it_does(ur
     subject = fresh_subject()
 
     async def own() -> None:
-        async with open_nats([url]) as plane:
+        async with open_nats([url], PATIENT) as plane:
             plane._island.add(Interest(subject, "", deliver, lambda: None))
             await plane.publish(subject, b"")
             await trio.sleep_forever()
@@ -250,7 +253,7 @@ async def test_a_closed_plane_says_so_and_ends_its_readers_and_requests(url: str
         ended.append("request")
 
     async with trio.open_nursery() as nursery:
-        async with open_nats([url]) as plane:
+        async with open_nats([url], PATIENT) as plane:
             await nursery.start(lambda task_status: consume(plane, task_status))
             nursery.start_soon(ask, plane)
             await trio.testing.wait_all_tasks_blocked(0.01)
@@ -275,11 +278,11 @@ async def test_closing_leaves_no_task_no_thread_and_no_socket(url: str) -> None:
     before = count()
     for _ in range(3):
         subject = fresh_subject()
-        async with open_nats([url]) as plane, plane.subscribe(subject) as subscription:
+        async with open_nats([url], PATIENT) as plane, plane.subscribe(subject) as subscription:
             await plane.publish(subject, b"x")
             await anext(subscription)
         with trio.move_on_after(0.02):
-            async with open_nats([url]) as plane:
+            async with open_nats([url], PATIENT) as plane:
                 await trio.sleep_forever()
     gc.collect()
     # Threads that were idle before may have ended meanwhile.
@@ -329,8 +332,12 @@ async def test_a_connection_that_breaks_as_it_is_closed_leaves_no_task(
             raise ConnectionResetError
         await flush(self, *args, **kwargs)
 
-    with private_server(find_nats_server()) as server, trio.fail_after(60):
-        async with open_nats([server.url]) as plane, plane.subscribe("a"), plane.subscribe("b"):
+    with private_server(find_nats_server()) as server, trio.fail_after(120):
+        async with (
+            open_nats([server.url], PATIENT) as plane,
+            plane.subscribe("a"),
+            plane.subscribe("b"),
+        ):
             await plane.check_health()
             island = plane._island
             assert isinstance(island, Island)
@@ -352,7 +359,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
     host, _, port = url.removeprefix("nats://").partition(":")
     with trio.fail_after(120):
         async with (
-            open_nats([url], NatsConfig()) as plane,
+            open_nats([url], PATIENT) as plane,
             plane.subscribe(f"{subject}.>") as subscription,
         ):
             async with await trio.open_tcp_stream(host, int(port)) as raw:
@@ -370,7 +377,7 @@ async def test_a_subject_that_is_no_text_costs_a_connection_but_not_the_plane(ur
 async def test_a_server_that_refuses_us_is_asked_again() -> None:
     """A server that turns our credentials away for a while, which nats-py takes as final."""
     with private_server(find_nats_server(), "--auth", "t") as server, trio.fail_after(120):
-        async with open_nats([server.url], NatsConfig(token=Secret("t"))) as plane:
+        async with open_nats([server.url], replace(PATIENT, token=Secret("t"))) as plane:
             server.kill()
             await wait_away(plane)
             server.command[-1] = "changed"
@@ -395,8 +402,8 @@ async def test_the_other_members_of_a_cluster_are_learned_and_used() -> None:
         private_server(binary, *arguments(routes[1], routes[0])) as second,
         trio.fail_after(120),
     ):
-        async with open_nats([first.url], NatsConfig()) as plane:
-            async with open_nats([second.url]) as other:
+        async with open_nats([first.url], PATIENT) as plane:
+            async with open_nats([second.url], PATIENT) as other:
                 await until_reachable(plane, other)
             # The list of members is read when a connection is made or lost.
             first.kill()
@@ -422,14 +429,14 @@ async def until_reachable(plane: EventPlane, other: EventPlane) -> None:
 
 async def test_a_server_without_jetstream_is_refused_where_it_is_needed() -> None:
     with private_server(find_nats_server()) as server:
-        async with open_nats([server.url]) as plane:
+        async with open_nats([server.url], PATIENT) as plane:
             assert (await plane.check_health()).endswith(" without JetStream")
         with raises_connect_error("runs without JetStream"):
             await open_and_leave([server.url], NatsConfig(jetstream=True))
 
 
 async def test_a_server_with_jetstream_is_taken_and_keeps_nothing_of_a_trial(url: str) -> None:
-    async with open_nats([url], NatsConfig(jetstream=True)) as plane:
+    async with open_nats([url], replace(PATIENT, jetstream=True)) as plane:
         await plane.try_write()
         with pytest.raises(UnavailableError, match="nobody is subscribed"):
-            await plane.request(PROBE_SUBJECT, b"", timeout_s=5)
+            await plane.request(PROBE_SUBJECT, b"", timeout_s=60)

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.certificates import Authority
-from tests.transports.nats.brokers import private_server, wait_away, wait_back
+from tests.transports.nats.brokers import PATIENT, private_server, wait_away, wait_back
 from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.errors import ConnectError
 from trinamo.transports.nats import open_nats
@@ -32,11 +32,11 @@ async def test_mutual_tls_reconnects_and_refuses_strangers(tmp_path: Path) -> No
     nobody = ssl.create_default_context(cafile=str(authority.ca_file))
     with private_server(find_nats_server(), *flags) as server:
         url = server.url.replace("nats://", "tls://")
-        async with open_nats([url], NatsConfig(), tls=ours) as plane:
+        async with open_nats([url], PATIENT, tls=ours) as plane:
             await plane.check_health()
             for context in (theirs, nobody):
                 with pytest.raises(ConnectError):
-                    async with open_nats([url], NatsConfig(connect_timeout_s=1), tls=context):
+                    async with open_nats([url], PATIENT, tls=context):
                         pass
             server.kill()
             await wait_away(plane)

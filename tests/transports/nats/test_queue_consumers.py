@@ -18,9 +18,8 @@ import trio
 
 from tests.servers import SessionNats
 from tests.sources import ROOT
-from tests.transports.nats.brokers import private_server
+from tests.transports.nats.brokers import PATIENT, private_server
 from trinamo.conformance.control import until
-from trinamo.runtime.config.planes import NatsConfig
 from trinamo.runtime.env import RealEnv
 from trinamo.runtime.planes import LeasedJob, QueueLimits, Settlement, WorkQueue
 from trinamo.runtime.protocol.queue.consumer import Backoff
@@ -29,7 +28,7 @@ from trinamo.runtime.queues.queues import Queues
 from trinamo.transports.nats import open_nats
 from trinamo.transports.servers.binaries import find_nats_server
 
-LIMITS = QueueLimits(visibility_timeout_s=3, attempts_max=50)
+LIMITS = QueueLimits(visibility_timeout_s=5, attempts_max=50)
 PACE = ConsumerLimits(jobs_max=4, backoff=Backoff(min_s=0.05, max_s=0.2))
 JOBS = 150
 MODULE = "tests.transports.nats.test_queue_consumers"
@@ -45,7 +44,7 @@ def name() -> str:
 async def queue(nats_server: SessionNats, name: str) -> AsyncIterator[WorkQueue]:
     with trio.fail_after(120):
         async with (
-            open_nats([nats_server.url]) as plane,
+            open_nats([nats_server.url], PATIENT) as plane,
             plane.work_queue(name, limits=LIMITS) as queue,
         ):
             yield queue
@@ -72,7 +71,7 @@ async def consume(url: str, name: str, path: str) -> None:
         os.write(file, f"effect {job.id} {job.attempt}\n".encode())
 
     async with (
-        open_nats([url]) as plane,
+        open_nats([url], PATIENT) as plane,
         plane.work_queue(name) as queue,
         open_consumer(queue, handle, decode=bytes, env=Reporting(file), limits=PACE),
     ):
@@ -146,7 +145,7 @@ async def test_a_settlement_that_was_cancelled_anywhere_may_be_repeated(queue: W
     """Either the first one was applied to its end, or the second one is: never neither."""
     for turn in range(40):
         await queue.put(f"job-{turn}", b"")
-        job = await queue.take(wait_s=60)
+        job = await queue.take(wait_s=120)
         assert job is not None
         results: list[Settlement] = []
         # An ack is two requests of a fraction of a millisecond each.
@@ -168,7 +167,7 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
         done.append(job.id)
 
     with private_server(find_nats_server(), "-js", "-sd", str(stored)) as server:
-        async with open_nats([server.url], NatsConfig()) as plane:
+        async with open_nats([server.url], PATIENT) as plane:
             queues = Queues(plane, RealEnv(), read_interval_s=0.1)
             async with (
                 queues.consume("work", handle, decode=bytes, queue_limits=LIMITS, limits=PACE),
@@ -180,7 +179,7 @@ async def test_a_queue_lost_with_the_server_s_disk_is_made_again_and_consumed(
                 shutil.rmtree(stored)
                 await trio.to_thread.run_sync(server.start)
                 with trio.fail_after(120):
-                    await queue.put("after", b"", timeout_s=15)
+                    await queue.put("after", b"", timeout_s=60)
                 await until(lambda: done == ["before", "after"])
 
 

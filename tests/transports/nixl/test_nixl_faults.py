@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def plane(backend: str) -> AsyncIterator[TransferPlane]:
-    options = NixlOptions(same_host=backend == "nixl cma", drain_s=1.0, connect_timeout_s=2)
+    options = NixlOptions(same_host=backend == "nixl cma", drain_s=1.0, connect_timeout_s=10)
     async with open_nixl_plane(options) as plane:
         yield plane
 

@@ -43,7 +43,7 @@ def gpu() -> Gpu:
 
 @pytest.fixture
 async def plane(gpu: Gpu) -> AsyncIterator[TransferPlane]:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with open_nixl_plane() as opened:
             yield opened
 

@@ -26,6 +26,7 @@ from tests.transports.openai.fake import (
     whole,
 )
 from trinamo.runtime.protocol.openai.fields import ENDPOINTS
+from trinamo.transports.openai import client
 
 REFUSAL = {"error": {"message": "top_p must be in (0, 1]", "type": "BadRequestError", "code": 400}}
 
@@ -259,12 +260,12 @@ async def test_a_silent_upstream_is_given_up() -> None:
 async def test_comments_keep_an_answer_alive() -> None:
     async def ping(_: Asked, stream: trio.SocketStream) -> None:
         await stream.send_all(STREAM_HEAD)
-        for _number in range(8):
-            await trio.sleep(0.4)
+        for _number in range(4):
+            await trio.sleep(2)
             await stream.send_all(chunk(b": ping\n\n"))
         await stream.send_all(chunk(HELLO) + b"0\r\n\r\n")
 
-    async with open_fake(ping) as fake, open_cluster(fake.url, stall_timeout_s=2.5) as front:
+    async with open_fake(ping) as fake, open_cluster(fake.url, stall_timeout_s=6) as front:
         answer = await front.chat(stream=True)
 
     assert answer.content == HELLO
@@ -290,7 +291,10 @@ async def test_a_client_that_leaves_ends_the_request_at_the_upstream() -> None:
             await gone.wait()
 
 
-async def test_connections_are_kept_and_a_closed_one_is_replaced() -> None:
+async def test_connections_are_kept_and_a_closed_one_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_IDLE_S", 600.0)
     ports = set()
 
     async def answer(_: Asked, stream: trio.SocketStream) -> None:

@@ -36,7 +36,9 @@ async def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch, sender:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     with open_collector() as collector:
-        async with open_spans(TracingConfig(endpoint=f"{collector.url}/"), WORKER) as spans:
+        async with open_spans(
+            TracingConfig(endpoint=f"{collector.url}/", flush_timeout_s=60), WORKER
+        ) as spans:
             spans.take(span(2))
             spans.take(span(1, name="http", outcome="overloaded"))
     ((path, headers),) = collector.requests
@@ -67,7 +69,7 @@ async def test_the_environment_names_the_service_and_the_collector(
     with open_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-        async with open_spans(TracingConfig(), WORKER) as spans:
+        async with open_spans(TracingConfig(flush_timeout_s=60), WORKER) as spans:
             spans.take(span())
     assert [each.process["service.name"] for each in collector.spans] == ["mine"]
 
@@ -86,7 +88,7 @@ async def test_a_collector_that_takes_nothing_holds_nobody_up(is_there: bool) ->
         # Its thread ends on its own: not in the middle of another test, which may be a simulated run.
         for thread in threading.enumerate():
             if thread.name == "OtelBatchSpanRecordProcessor":
-                await trio.to_thread.run_sync(thread.join, 20)
+                await trio.to_thread.run_sync(thread.join, 120)
     assert collector.spans == []
 
 

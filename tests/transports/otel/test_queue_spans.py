@@ -8,6 +8,7 @@ import os
 import trio
 
 from tests.servers import SessionNats
+from tests.transports.nats.brokers import PATIENT
 from tests.transports.otel.collector import Received, open_collector
 from trinamo.runtime.config.config import TracingConfig
 from trinamo.runtime.context import Context
@@ -21,7 +22,7 @@ from trinamo.runtime.traces.spans import Tracing
 from trinamo.transports.nats import open_nats
 from trinamo.transports.otel import open_spans
 
-LIMITS = QueueLimits(visibility_timeout_s=10, attempts_max=2)
+LIMITS = QueueLimits(visibility_timeout_s=60, attempts_max=2)
 AT_ONCE = ConsumerLimits(backoff=Backoff(min_s=0))
 _numbers = itertools.count()
 
@@ -38,11 +39,11 @@ async def test_put_wait_and_each_attempt_of_a_job_are_one_trace(nats_server: Ses
         done.set()
 
     env = RealEnv()
-    with trio.fail_after(60), open_collector() as collector:
-        section = TracingConfig(endpoint=collector.url, flush_timeout_s=20)
+    with trio.fail_after(120), open_collector() as collector:
+        section = TracingConfig(endpoint=collector.url, flush_timeout_s=60)
         async with (
-            open_nats([nats_server.url]) as here,
-            open_nats([nats_server.url]) as there,
+            open_nats([nats_server.url], PATIENT) as here,
+            open_nats([nats_server.url], PATIENT) as there,
             open_spans(section, {"role": "asks"}) as sent_here,
             open_spans(section, {"role": "works"}) as sent_there,
         ):

@@ -14,9 +14,11 @@ import attrs
 import httpx
 import pytest
 import trio
+from msgspec.structs import replace
 
 from tests.cluster.processes import Member, chat, start, until
-from tests.transports.nats.brokers import private_server
+from tests.conformance.control.etcd_members import PATIENT as PATIENT_ETCD
+from tests.transports.nats.brokers import PATIENT as PATIENT_NATS, private_server
 from trinamo.cli.up.certs import write_secret
 from trinamo.cli.up.rights import rights_text
 from trinamo.runtime.config.keys import Secret
@@ -55,10 +57,10 @@ class Guarded:
         }
 
     def etcd_section(self, role: Role) -> EtcdConfig:
-        return EtcdConfig(username=f"trinamo-{role}", password=Secret(PASSWORD))
+        return replace(PATIENT_ETCD, username=f"trinamo-{role}", password=Secret(PASSWORD))
 
     def nats_section(self, role: Role) -> NatsConfig:
-        return NatsConfig(username=f"trinamo-{role}", password=Secret(PASSWORD))
+        return replace(PATIENT_NATS, username=f"trinamo-{role}", password=Secret(PASSWORD))
 
 
 @asynccontextmanager

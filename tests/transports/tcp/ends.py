@@ -57,8 +57,18 @@ def task_count(server: TcpStreamServer) -> int:
 
 
 def options(**changes: Any) -> TcpOptions:
-    """Options for tests: lingering shorter than anyone's patience, all else as in real life."""
-    values: dict[str, Any] = {"linger_s": 0.3, **changes}
+    """Return options for tests: short lingering, long time-outs, and defaults for all else.
+
+    Any process may stall for some seconds on a busy machine. So only a test that waits for one of
+    these time-outs sets a short one.
+    """
+    values: dict[str, Any] = {
+        "linger_s": 0.3,
+        "connect_timeout_s": 60.0,
+        "ack_timeout_s": 60.0,
+        "handshake_timeout_s": 60.0,
+        **changes,
+    }
     return TcpOptions(**values)
 
 

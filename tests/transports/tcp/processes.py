@@ -59,6 +59,9 @@ OPTIONS = TcpOptions(
     keepalive_interval_s=1,
     keepalive_count=2,
     user_timeout_s=2.0,
+    connect_timeout_s=60,
+    ack_timeout_s=60,
+    handshake_timeout_s=60,
     secret=bytes(16),
 )
 

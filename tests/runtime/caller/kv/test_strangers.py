@@ -16,6 +16,12 @@ from trinamo.runtime.planes import EventPlane
 from trinamo.runtime.protocol.kv.active import ActiveEvent, Began, Ended, encode_active, pack_keys
 
 
+@pytest.fixture(autouse=True)
+def no_router_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that a busy machine stalls has not ended."""
+    monkeypatch.setattr(agreement, "SILENT_S", 60.0)
+
+
 @asynccontextmanager
 async def stranger(events: EventPlane) -> AsyncIterator[EventSource]:
     """A router of this endpoint; its requests are only what it says."""

@@ -110,8 +110,13 @@ async def test_a_cancellation_of_its_own_is_an_error() -> None:
 
 async def test_being_cancelled_cancels_the_asyncio_task() -> None:
     async with aio.open() as engine:
-        with trio.move_on_after(0.01) as scope:
-            await ask(engine, "sleep")
+        with trio.CancelScope() as scope:
+            request = GenerateRequest(model="aio", prompt="sleep")
+            async with aclosing(engine.generate(request, Context("r"))) as deltas:
+                await anext(deltas)
+                # From now on its time runs, so that the task has begun however slow the machine is.
+                scope.deadline = trio.current_time() + 0.01
+                await anext(deltas)
         await until_seen("CancelledError")
 
         assert scope.cancelled_caught

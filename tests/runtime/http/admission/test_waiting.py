@@ -309,6 +309,7 @@ async def test_a_model_whose_workers_are_gone_is_waited_for_and_an_unknown_one_i
         assert (late.status_code, late.json()["error"]["code"]) == (503, "unavailable")
         assert late.headers["retry-after"] == "1"
         assert (await cluster.ask(model="never seen")).status_code == 404
+        service.tune(msgspec.structs.replace(service.config, queue_timeout_s=3600))
         answers: list[int] = []
 
         async def ask() -> None:

@@ -184,7 +184,7 @@ async def test_shutdown_waits_for_transfers_and_takes_no_new_ones(
     caplog.set_level("INFO", "trinamo.runtime")
     transports = OneProcess()
     async with (
-        open_pair(transports) as pair,
+        open_pair(transports, shutdown__transfer_timeout_s=60.0) as pair,
         trio.open_nursery() as nursery,
         pair.there.grant([1]) as grant,
     ):

@@ -299,7 +299,7 @@ async def test_an_engine_that_breaks_mid_stream_is_told_in_the_stream(serve: Any
 
 
 async def test_an_idle_connection_is_ended_with_words(serve: Any) -> None:
-    running = await serve(keep_alive_s=0.05)
+    running = await serve(keep_alive_s=6)
     with closing(await connect(running)) as client:
         await client.start()
         assert (await client.answer(await client.ask())).status == 200

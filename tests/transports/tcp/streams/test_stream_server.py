@@ -355,7 +355,7 @@ async def test_a_stranger_that_leaves_before_its_greeting_is_counted(home: Home,
 
 async def test_a_greeting_that_never_comes_is_waited_for_no_longer_than_its_timeout() -> None:
     async with (
-        open_home(handshake_timeout_s=0.02, streams="dedicated") as home,
+        open_home(handshake_timeout_s=4, streams="dedicated") as home,
         raw_connection(home.server.address) as end,
     ):
         with home.server.register(Context("r")) as mine:

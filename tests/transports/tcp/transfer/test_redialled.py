@@ -74,7 +74,7 @@ class House:
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     metrics = TransferMetrics(Registry())
-    section = TransferConfig(attempt_timeout_s=STALL_S)
+    section = TransferConfig(attempt_timeout_s=STALL_S, probe_timeout_s=60)
     with trio.fail_after(120):
         async with (
             open_transfer_plane(SECRET) as ours,

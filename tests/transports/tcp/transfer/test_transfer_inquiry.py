@@ -43,7 +43,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-async def sign_of(address: str, timeout_s: float = 5.0) -> InquiryResult:
+async def sign_of(address: str, timeout_s: float = 60.0) -> InquiryResult:
     async with open_transfer_plane() as plane:
         with trio.fail_after(120):
             return (await plane.mover.inquire(address, LIFE, 7, timeout_s=timeout_s)).result
@@ -107,7 +107,7 @@ async def test_what_is_answered_is_read_as_the_table_says(
 async def test_a_listener_that_takes_nobody_is_silent_and_not_dead() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "127.0.0.1:{1}".format(*server.getsockname())
-        assert await sign_of(address, 0.2) is InquiryResult.SILENT
+        assert await sign_of(address, 3) is InquiryResult.SILENT
 
 
 async def test_a_full_queue_of_connections_is_no_refusal() -> None:
@@ -118,7 +118,7 @@ async def test_a_full_queue_of_connections_is_no_refusal() -> None:
             each.setblocking(False)
             each.connect_ex(where)
         await trio.sleep(0.05)
-        assert await sign_of("127.0.0.1:{1}".format(*where), 0.3) is InquiryResult.UNREACHED
+        assert await sign_of("127.0.0.1:{1}".format(*where), 3) is InquiryResult.UNREACHED
         for each in filling:
             each.close()
 
@@ -147,7 +147,7 @@ async def test_a_process_that_is_stopped_is_silent_and_one_that_is_killed_refuse
         assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
         os.kill(process.pid, signal.SIGSTOP)
-        assert await sign_of(address, 0.2) is InquiryResult.SILENT
+        assert await sign_of(address, 3) is InquiryResult.SILENT
         process.kill()
         process.wait()
         assert await sign_of(address) is InquiryResult.REFUSED
@@ -188,9 +188,9 @@ async def test_questions_leave_no_descriptor_and_no_task() -> None:
 
         async def ask(times: int) -> tuple[frozenset[tuple[int, str]], int]:
             for _ in range(times):
-                await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
+                await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=60)
                 with trio.move_on_after(0):
-                    await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=5)
+                    await plane.mover.inquire(peer.mover.address, peer.incarnation, 7, timeout_s=60)
             await trio.testing.wait_all_tasks_blocked(0.01)
             return open_descriptors(), trio.lowlevel.current_statistics().tasks_living
 
@@ -205,7 +205,7 @@ async def test_a_port_that_outlives_its_plane_is_silent_and_never_refused() -> N
         address = plane.mover.address
         plane.mover.outlives_us = True
     port = int(address.rpartition(":")[2])
-    assert await sign_of(address, 0.2) is InquiryResult.SILENT
+    assert await sign_of(address, 3) is InquiryResult.SILENT
     for descriptor in _listening_at(port):
         os.close(descriptor)
     assert await sign_of(address) is InquiryResult.REFUSED

@@ -166,7 +166,7 @@ async def test_a_peer_with_another_secret_is_a_stranger() -> None:
         owned = await there.register(bytearray(SIZE), block_bytes=SIZE)
         with pytest.raises(ConnectError, match="secret_file"):
             await here.connect(owned.describe())
-        found = await here.mover.inquire(there.mover.address, there.incarnation, 7, timeout_s=5)
+        found = await here.mover.inquire(there.mover.address, there.incarnation, 7, timeout_s=60)
         assert found.result is InquiryResult.BROKEN
 
 
