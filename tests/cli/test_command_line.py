@@ -50,6 +50,20 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status", "--timeout", "nan"),
+        ("chat", "--temperature", "nan"),
+        ("certs", "init", "fleet", "--days", "inf"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(place: Place, command: tuple[str, ...]) -> None:
+    done = place.run(*command)
+    assert done.returncode == 2
+    assert f"'{command[-1]}' is not a finite number." in done.stderr
+
+
 @pytest.mark.parametrize("command", [("worker", "--print-config"), ("up", "--help"), ("doctor",)])
 def test_a_process_without_standard_streams_runs_without_a_traceback(
     place: Place, command: tuple[str, ...]

@@ -8,9 +8,13 @@ module of its own.
 
 from __future__ import annotations
 
+import copy
 import io
+import math
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -84,7 +88,8 @@ def _tidied(command: Any) -> Any:
     """The command of typer, changed in place with all below it: help as it is read.
 
     Commands say their examples as one text, `Examples:  one  ·  another`, which typer would set as
-    a paragraph and break in the middle of a command. A switch has no type behind it.
+    a paragraph and break in the middle of a command. A switch has no type behind it. A number is
+    finite: `nan` passes every comparison with a bound.
     """
     if command.epilog:
         examples = command.epilog.removeprefix("Examples:  ").split("  ·  ")
@@ -93,9 +98,19 @@ def _tidied(command: Any) -> Any:
     for parameter in (*command.params, help_option):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        if parameter.type.name.startswith("float"):
+            parameter.type = copy.copy(parameter.type)
+            parameter.type.convert = partial(_finite, parameter.type.convert)
     for each in getattr(command, "commands", {}).values():
         _tidied(each)
     return command
+
+
+def _finite(convert: Callable[..., float], value: Any, parameter: Any, context: Any) -> float:
+    found = convert(value, parameter, context)
+    if not math.isfinite(found):
+        parameter.type.fail(f"{value!r} is not a finite number.", parameter, context)
+    return found
 
 
 def _settle_streams() -> None:
