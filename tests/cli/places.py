@@ -45,6 +45,8 @@ class Place:
 
     root: Path
     extra: Mapping[str, str] = attrs.field(factory=dict)
+    is_patient: bool = True
+    """Sets `PATIENT`; not where a build of before runs, which may not know all of them."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -55,7 +57,7 @@ class Place:
             **inherited,
             "TMPDIR": str(self.root / "tmp"),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
-            **PATIENT,
+            **(PATIENT if self.is_patient else {}),
             **self.extra,
         }
 

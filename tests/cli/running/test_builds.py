@@ -37,7 +37,7 @@ def member(here: RunningCluster, place: Path, source: Path, *arguments: str) -> 
     record = json.loads(path.read_text("utf-8"))
     joins = ("--etcd", ",".join(record["etcd"]), "--nats", ",".join(record["nats"]))
     settings = [f"--set={key}={value}" for key, value in record["settings"].items()]
-    home = Place(place, extra={"PYTHONPATH": str(source)})
+    home = Place(place, extra={"PYTHONPATH": str(source)}, is_patient=False)
     place.mkdir()
     process = home.start(*arguments, *joins, *settings)
     try:
@@ -64,7 +64,7 @@ def test_a_worker_that_tells_no_version_is_neither_listed_nor_asked(tmp_path: Pa
     source = earlier_build(tmp_path / "old", UNVERSIONED)
     arguments = ("worker", "--engine", "echo", "--model-name", MODEL, "--port", "0")
     with (
-        cluster(Place(tmp_path), "--engine", "echo", "--workers", "1") as here,
+        cluster(Place(tmp_path, is_patient=False), "--engine", "echo", "--workers", "1") as here,
         member(here, tmp_path / "its", source, *arguments),
     ):
         listed = models(here.url)
