@@ -19,8 +19,10 @@ STAMPS := $(VENV)/.stamps
 TRANSFER_LIBRARIES := nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Options for the command behind a target: make up ARGS="--engine exact --workers 4".
 ARGS ?=
-# Processes that share the tests: three for two cores. Some tests wait, and each process costs 6 s of its own.
-LANES ?= $(shell n=$$((($$(nproc) * 3 + 1) / 2)); echo $$((n < 12 ? n : 12)))
+# Processes that share the tests: two for a core, as many tests wait; three for two cores in `check`, whose tests start
+# clusters. Each process costs 6 s of its own.
+test: LANES ?= $(shell n=$$(($$(nproc) * 2)); echo $$((n < 12 ? n : 12)))
+check: LANES ?= $(shell n=$$((($$(nproc) * 3 + 1) / 2)); echo $$((n < 12 ? n : 12)))
 # Tests whose outcome may depend on Python's version: TLS, sockets, isolation, digests, asyncio.
 VERSIONED := tests/transports/http/tls tests/transports/etcd/test_tls.py tests/transports/nats/test_tls.py \
 	tests/transports/nats/test_connection.py tests/transports/nats/test_credentials.py tests/transports/tcp/test_sockets.py \
