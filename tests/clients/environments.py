@@ -163,8 +163,9 @@ def _npm() -> list[str]:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
+    # Not under `nice`: a test waits for it, and beside one busy program it would hardly run.
     done = subprocess.run(
-        ["nice", *command],
+        command,
         cwd=folder,
         capture_output=True,
         text=True,

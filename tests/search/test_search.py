@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import InstallError
+from tests.clients.environments import INSTALL_TIMEOUT_S, InstallError
 from tests.needs import A_PROGRAM
 from tests.published.test_published import ENVIRONMENT
 from tests.search.portfolio import FLOOR, Portfolio
@@ -34,7 +34,7 @@ def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -79,6 +79,7 @@ def test_what_holds_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 600)
 def test_a_library_s_known_finding_is_no_failure_and_another_is_kept(tmp_path: Path) -> None:
     try:
         ENVIRONMENT.make()
