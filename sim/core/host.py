@@ -59,6 +59,9 @@ class HostState(enum.Enum):
     """Without power: as dead, and its kernel is silent too, until the next boot."""
 
 
+_STEPPING = (HostState.UP, HostState.DOWN)
+
+
 class Host:
     """One named process. `ended` is set once its main function returned or it was killed."""
 
@@ -104,11 +107,7 @@ class Incarnation:
     def may_run(self) -> bool:
         """Whether tasks of this life may take a step now."""
         host = self.host
-        return (
-            host.generation == self.generation
-            and host.state in (HostState.UP, HostState.DOWN)
-            and not host.stalls
-        )
+        return host.generation == self.generation and host.state in _STEPPING and not host.stalls
 
     @property
     def is_buried(self) -> bool:

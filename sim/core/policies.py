@@ -136,24 +136,26 @@ class _OneByOne(ABC):
 
     def __init__(self, clock: Machines) -> None:
         self._clock = clock
-        self._turns: dict[Task, tuple[int, float]] = {}
-        """Of each runnable task: its turn, and since when it waits for it."""
-        self._next_turn = 0
+        self._since_s: dict[Task, float] = {}
+        """Of each runnable task, in the order of their turns: since when it waits for its own."""
 
     def __call__(self, tasks: list[Task]) -> list[Task]:
-        turns, now_s = self._turns, self._clock.current_time()
+        since_s, now_s = self._since_s, self._clock.current_time()
         for task in tasks:
-            if task not in turns:
-                turns[task] = (self._next_turn, now_s)
-                self._next_turn += 1
+            since_s.setdefault(task, now_s)
+        if len(since_s) > len(tasks):
+            # A pause or a kill took some out of the batch; they get a new turn when they are back.
+            for task in set(since_s).difference(tasks):
+                del since_s[task]
         # Whoever became runnable first is the default answer, so default runs are fair.
-        tasks.sort(key=turns.__getitem__)
+        tasks = list(since_s)
         next_s = self._clock.next_happening_s()
-        is_soon = next_s <= turns[tasks[0]][1] + LATE_S_MAX
-        chosen = None if is_soon and self._gives_way(tasks, next_s) else self._pick(tasks)
-        # The others may be taken out of the batch by a pause or a kill; they get a new turn then.
-        self._turns = {task: turns[task] for task in tasks if task is not chosen}
-        return [] if chosen is None else [chosen]
+        is_soon = next_s <= since_s[tasks[0]] + LATE_S_MAX
+        if is_soon and self._gives_way(tasks, next_s):
+            return []
+        chosen = self._pick(tasks)
+        del since_s[chosen]
+        return [chosen]
 
     @abstractmethod
     def _gives_way(self, tasks: list[Task], next_s: float) -> bool:

@@ -44,6 +44,8 @@ class TaskScheduler:
         self._on_batch, self._requeue = on_batch, requeue
         self._batch: list[Task] = []
         self.is_unwinding = False
+        self.may_hold = False
+        """Whether a host was ever paused, killed or booted again. Until then every task may run."""
 
     def shuffle(self, batch: list[Task]) -> None:
         """Called by trio with the runnable tasks, sorted; decides who runs, and in which order."""
@@ -51,10 +53,13 @@ class TaskScheduler:
         if self.is_unwinding:
             self._on_batch(batch)
             return
-        self.hold_back()
+        if self.may_hold:
+            self._take_out()
         if self._is_interleaved and batch:
             order = self._arrange(list(batch))
-            self._requeue([task for task in batch if task not in order])
+            if order:
+                batch.remove(order[0])
+            self._requeue(batch)
             if not order:
                 batch.clear()
                 self._clock.happen()
@@ -69,9 +74,12 @@ class TaskScheduler:
         batch[:] = order
 
     def hold_back(self) -> None:
-        """Take the tasks of paused and dead hosts out of the current batch and keep them."""
-        if self.is_unwinding:
-            return
+        """Take the tasks of paused and dead hosts out of the current batch and of all that follow."""
+        self.may_hold = True
+        if not self.is_unwinding:
+            self._take_out()
+
+    def _take_out(self) -> None:
         kept: list[Task] = []
         for task in self._batch:
             incarnation = incarnation_of(task)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ class Row(NamedTuple):
 
 
 Fields = tuple[tuple[str, Plain], ...]
+_Raw = tuple[float, str, str, Fields]
+# At a quarter of the price of `Row(*raw)`; checkers read tens of thousands of rows of each run.
+_row: Callable[[_Raw], Row] = partial(tuple.__new__, Row)
 CHUNK = 256
 """How many rows are hashed at a time, which is cheaper than one by one."""
 BUSY_KINDS = frozenset({"step", "arrive", "block"})
@@ -53,22 +57,22 @@ class Trace:
         self.is_muted = False
         self._keep = keep
         self._hash = hashlib.blake2b(digest_size=16)
-        self._raw: list[tuple[float, str, str, Fields]] = []
+        self._raw: list[_Raw] = []
         self._rows: list[Row] = []
-        self._unhashed: list[tuple[float, str, str, Fields]] = []
+        self._unhashed: list[_Raw] = []
         self._time_s = self._rounded_s = 0.0
 
     @property
     def rows(self) -> list[Row]:
         """The kept rows, in order; the same list each time, grown by what was added since."""
         if len(self._rows) < len(self._raw):
-            self._rows += [Row(*raw) for raw in self._raw[len(self._rows) :]]
+            self._rows += map(_row, self._raw[len(self._rows) :])
         return self._rows
 
     @property
     def told(self) -> list[Row]:
         """The kept rows without the steps of tasks and the arrivals of segments, which are most."""
-        return [Row(*raw) for raw in self._raw if raw[2] not in BUSY_KINDS]
+        return [_row(raw) for raw in self._raw if raw[2] not in BUSY_KINDS]
 
     def add(self, time_s: float, host: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Append one row; raises `TypeError` for a value that is not plain. Nothing once muted."""
@@ -108,7 +112,7 @@ class Trace:
 
     def of_kind(self, kind: str) -> list[Row]:
         """The kept rows of one kind, in order."""
-        return [Row(*raw) for raw in self._raw if raw[2] == kind]
+        return [_row(raw) for raw in self._raw if raw[2] == kind]
 
 
 @attrs.frozen
@@ -142,7 +146,7 @@ def first_difference(a: Trace, b: Trace) -> str:
     return str(diff(a, b, context=0) or "")
 
 
-def _encoded(rows: list[tuple[float, str, str, Fields]]) -> bytes:
+def _encoded(rows: list[_Raw]) -> bytes:
     """The same bytes for equal rows in any process."""
     try:
         return _encode(rows)

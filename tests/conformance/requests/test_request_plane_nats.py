@@ -52,7 +52,8 @@ from trinamo.transports.security.sealing import HEAD_BYTES
 from trinamo.transports.servers.binaries import find_nats_server
 
 
-@pytest.fixture(params=["memory", "simulated", "nats"])
+# On a real broker these tests mostly wait, which `make test` has no time for.
+@pytest.fixture(params=["memory", "simulated", pytest.param("nats", marks=pytest.mark.check)])
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if request.param == "nats":
         yield NatsServerUnderTest(request.getfixturevalue("nats_server").url)
