@@ -219,7 +219,7 @@ quick = settings(phases=[Phase.generate], database=None, max_examples=500)
 @pytest.mark.parametrize(
     ("kind", "method", "mistake"),
     [
-        (Choices, "_pool", faults_never_end),
+        pytest.param(*(Choices, "_pool", faults_never_end), marks=pytest.mark.check),
         (Ranking, "renew", loads_stay),
         (Group, "nth", turns_are_not_mended),
         (Candidates, "renew", loads_stay),

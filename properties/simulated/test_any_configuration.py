@@ -11,6 +11,7 @@ import json
 from typing import Any, Final
 
 import attrs
+import pytest
 from hypothesis import given, strategies as st
 
 from properties.simulated.test_cluster_survives import (
@@ -96,6 +97,7 @@ def configured(draw: st.DrawFn) -> Scenario:
     return attrs.evolve(parse_scenario(text), policy=policy).on(draw(STREAMS))
 
 
+@pytest.mark.check
 @examples(10)
 @given(configured(), choices(decisions_max=DECISIONS_MAX))
 def test_no_mix_of_settings_loses_a_request(scenario: Scenario, choices: Choices) -> None:

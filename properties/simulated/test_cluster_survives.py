@@ -198,7 +198,7 @@ def survive(scenario: Scenario, choices: Choices) -> None:
     assert scenario.faults or ends == [COMPLETE] * len(ends)
 
 
-@examples(10)
+@examples(6)
 @given(failovers(), choices(decisions_max=DECISIONS_MAX))
 def test_whatever_befalls_one_worker_of_two_every_request_is_answered_whole(
     scenario: Scenario, choices: Choices
@@ -229,7 +229,7 @@ def asked_on(outcome: Outcome) -> Iterator[str]:
     yield from sorted(set(lost) - passed_over)
 
 
-@examples(10)
+@examples(6)
 @given(departures(), choices(decisions_max=DECISIONS_MAX))
 def test_who_leaves_or_stops_is_heard_of_at_once_and_with_the_reason(
     scenario: Scenario, choices: Choices

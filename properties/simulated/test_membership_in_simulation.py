@@ -113,7 +113,7 @@ class Scene:
         self.world.run(main)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(1, 2**32), strangers)
 def test_a_member_gets_its_answers_whoever_else_is_there(
     seed: int, others: list[tuple[str, float, bytes]]

@@ -131,6 +131,7 @@ def test_remote_prefills_survive_any_three_faults(scenario: Scenario, choices: C
     assert len(played(scenario, choices).cluster.records) == 21
 
 
+@pytest.mark.check
 @examples(5)
 @given(spared(), choices(decisions_max=DECISIONS_MAX))
 def test_every_request_is_whole_while_one_worker_of_each_role_stays(
@@ -147,7 +148,7 @@ def incomplete(outcome: Outcome) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("drawn", "bug", "rule"),
     [
-        # Scenarios of the catalogue show these two as well.
+        # Scenarios of the catalogue show these three as well.
         pytest.param(
             crowded(st.just("prefill_first"), ALONE),
             *("lost_peer_is_done", "I1"),
@@ -158,7 +159,7 @@ def incomplete(outcome: Outcome) -> dict[str, str]:
             *("withdrawal_frees_at_once", "I9"),
             marks=pytest.mark.check,
         ),
-        (crowded(), "transfers_hold_no_lease", "I9"),
+        pytest.param(crowded(), *("transfers_hold_no_lease", "I9"), marks=pytest.mark.check),
         (spared(), "lost_prefill_fails_the_request", ""),
     ],
 )

@@ -164,7 +164,7 @@ def scenarios(draw: st.DrawFn, poisons: int) -> Scenario:
     return attrs.evolve(parse_scenario(text), faults=faults).on(draw(STREAMS))
 
 
-@examples(10)
+@examples(6)
 @given(st.data(), choices(decisions_max=DECISIONS_MAX))
 def test_a_request_makes_two_workers_silent_at_most_and_who_answers_is_never_called_so(
     data: st.DataObject, choices: Choices

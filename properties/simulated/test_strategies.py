@@ -55,7 +55,8 @@ def test_drawn_choices_find_a_bug_in_about_as_many_examples_as_seeds(name: str) 
     assert examples <= 8 * 100 / failing
 
 
-@pytest.mark.parametrize("name", ["register", pytest.param("election", marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("name", ["register", "election"])
 def test_drawn_choices_shrink_to_the_decisions_that_matter(name: str) -> None:
     """What is left is few decisions, each of which fails no more if it is the default."""
     last = played_until_broken(BROKEN[name], [Phase.generate, Phase.shrink])[-1]

@@ -96,6 +96,7 @@ STORIES = (
 )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("play", "name"), STORIES, ids=[name for _, name in STORIES])
 def test_a_body_played_twice_is_the_same_run_and_passes_on_other_seeds(
     play: Callable[[str, int], str], name: str

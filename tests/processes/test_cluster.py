@@ -155,6 +155,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(exact: RunningCluster) -> N
     wait_for(lambda: is_at_rest(exact), PATIENCE_S, "the worker's return")
 
 
+@pytest.mark.check
 def test_a_frozen_worker_is_named_as_gone_until_it_is_back(exact: RunningCluster) -> None:
     """Its lease runs out, and discovery does not name it any more; `status` does, and exits with 3."""
     with stream(exact, LONG) as (response, events):

@@ -206,6 +206,7 @@ def _uses_of_re() -> Iterator[tuple[str, str, str]]:
                 yield f"{source.name}:{name or owner}", source.module, name or str(text)
 
 
+@pytest.mark.check
 def test_each_pattern_of_the_product_has_a_row() -> None:
     assert sorted(written_patterns()) == sorted(PATTERNS)
 

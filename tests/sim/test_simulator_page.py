@@ -10,6 +10,7 @@ PAGE = ROOT / "docs/simulator.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_code_of_the_page_runs(number: int) -> None:
     exec(compile(BLOCKS[number], f"{PAGE}, block {number}", "exec"), {})

@@ -78,6 +78,7 @@ async def repeated(cluster: SmallCluster, what: str, ask: Callable[[], Awaitable
             await ask()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("policy", ["round_robin", "kv"])
 async def test_no_request_leaves_cycles_of_ours_behind(policy: str) -> None:
     async with open_small_cluster(router__policy=policy) as cluster:

@@ -182,6 +182,7 @@ async def test_a_handler_that_raises_is_a_typed_error_and_the_worker_lives(
     assert sum("the handler raised" in record.message for record in caplog.records) == 2
 
 
+@pytest.mark.check
 async def test_clients_that_leave_leave_no_task_stream_or_block() -> None:
     """128 answers at 64 at once over two workers, a third of them abandoned after an item."""
     transports = OneProcess()

@@ -115,6 +115,7 @@ def test_the_bounded_search_is_complete_and_finds_the_bug_with_one_deviation(pol
     assert buggy.first.deviation_count == 1
 
 
+@pytest.mark.check
 def test_no_run_of_the_fenced_queue_within_three_deviations_breaks_it() -> None:
     search = explore_bounded(FENCED, max_deviations=3)
     assert search.is_complete
@@ -364,6 +365,7 @@ def wide(choices: Choices) -> None:
     world.run(main)
 
 
+@pytest.mark.check
 def test_a_bounded_search_keeps_little_of_each_run() -> None:
     tracemalloc.start()
     try:

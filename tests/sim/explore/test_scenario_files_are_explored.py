@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import trinamo.sim.catalogue
 from trinamo.sim import SeedChoices
 from trinamo.sim.explore import Failure, load_failure, replay, run, save_failure, shrink, swarm
@@ -29,6 +31,7 @@ def test_a_cluster_of_a_scenario_file_gives_one_digest_for_a_seed() -> None:
     assert run(scenario, 3).digest == run(scenario, 3).digest != run(scenario, 4).digest
 
 
+@pytest.mark.check
 def test_the_faults_of_a_scenario_file_can_be_left_out() -> None:
     scenario = play_of(CATALOGUE / "storm.toml")
     assert len(scenario.parameters["faults"]) > 1

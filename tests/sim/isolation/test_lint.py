@@ -67,6 +67,7 @@ def kept(owner: str, name: str, *, is_called: bool) -> str:
     return ""
 
 
+@pytest.mark.check
 def test_nothing_simulated_keeps_a_clock_or_dice_where_the_guard_does_not_reach() -> None:
     wrong = [
         f"{source.name}:{line}: {what}"

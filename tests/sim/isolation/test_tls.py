@@ -39,6 +39,7 @@ def test_tls_replays(files: dict[str, str], *, is_kept: bool) -> None:
     assert len({first for first, _ in digests}) == 5
 
 
+@pytest.mark.check
 def test_tls_replays_in_new_processes(files: dict[str, str]) -> None:
     scenario = Scenario("tests.sim.programs.tls_echo", parameters={**files, "is_kept": True})
 

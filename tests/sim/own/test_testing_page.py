@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.sources import ROOT
 
 PAGE = (ROOT / "docs/testing_with_the_simulator.md").read_text("utf-8")
@@ -21,6 +23,7 @@ NAMES = (
 )
 
 
+@pytest.mark.check
 def test_the_code_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
     """One test fails, with the words that the page shows; the others pass."""
     for name, block in zip(NAMES, BLOCKS, strict=True):

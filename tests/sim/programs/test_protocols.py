@@ -24,8 +24,12 @@ def on_the_path() -> Iterator[None]:
 
 
 PROTOCOLS = (
-    ("two_phase_commit", "forgetful", "careful", "all or none"),
-    ("lock_service", "trusting", "fenced", "counts are not lost"),
+    pytest.param(
+        *("two_phase_commit", "forgetful", "careful", "all or none"), marks=pytest.mark.check
+    ),
+    pytest.param(
+        *("lock_service", "trusting", "fenced", "counts are not lost"), marks=pytest.mark.check
+    ),
     ("replicated_log", "hasty", "synced", "what was told is kept"),
 )
 

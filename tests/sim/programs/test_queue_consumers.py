@@ -81,6 +81,7 @@ def stopped_as_a_job_comes(after_s: float) -> dict[str, Settlement]:
     return settled
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("counts", [False, True])
 def test_who_was_stopped_as_a_job_came_takes_no_lease_that_is_over(
     monkeypatch: pytest.MonkeyPatch, *, counts: bool

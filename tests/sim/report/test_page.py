@@ -192,6 +192,7 @@ def test_too_much_is_cut_to_the_latest_and_the_page_says_so() -> None:
     assert notes[-1][0] == 29.999
 
 
+@pytest.mark.check
 def test_a_page_is_at_most_two_megabytes() -> None:
     rows = [row(n / 1000, f"h{n % 50}.1", f"kind{n}", text="é" * 290) for n in range(40_000)]
     assert len(page(rows, About(title="big")).encode()) <= BYTES_MAX

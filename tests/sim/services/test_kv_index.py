@@ -134,6 +134,7 @@ class Cluster:
                 pass
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_breaks_between_them_the_index_gets_there(seed: int) -> None:
     """I10 on the simulated network: after quiescence equal to what the workers hold."""

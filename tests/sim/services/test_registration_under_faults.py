@@ -131,6 +131,7 @@ def renewals_per_slot(seed: int) -> Counter[int]:
     return per_slot
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", range(2))
 def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
     """S4: members whose store was away do not renew in one instant, and drift apart from then on."""
@@ -140,6 +141,7 @@ def test_a_herd_that_reconnects_spreads_its_renewals(seed: int) -> None:
     assert max(third_period) - min(third_period) >= 15
 
 
+@pytest.mark.check
 def test_a_herd_without_dice_stays_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """S4's planted mutant: with the jitter taken out, all renew in the same tenth of a second."""
     steady = SimpleNamespace(uniform=lambda _low, _high: 1.0, getrandbits=lambda _bits: 0)

@@ -151,7 +151,8 @@ async def test_live_is_answered_while_connections_hang_around(serve: Any) -> Non
     await running.wait_quiet()
 
 
-@pytest.mark.parametrize("http_server", ["native", pytest.param("tls", marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("http_server", ["native", "tls"])
 async def test_2048_idle_connections_keep_nobody_out(serve: Any) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))

@@ -209,6 +209,7 @@ async def test_dead_letters_are_listed_however_long_all_of_them_take(
         assert len(await queue.dead_letters(count_max=50)) == 50
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_no_field_of_no_reply_ends_more_than_one_job(
     wrong: str, autojump_clock: MockClock

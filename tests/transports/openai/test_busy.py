@@ -71,6 +71,7 @@ def server() -> Iterator[SingleThreaded]:
         thread.join()
 
 
+@pytest.mark.check
 def test_a_prompt_that_a_single_threaded_upstream_computes_for_long_is_answered(
     tmp_path: Path, server: SingleThreaded
 ) -> None:

@@ -114,6 +114,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_upstream() -> 
         assert other.asked
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("begun", [b"", STREAM_HEAD], ids=["no head", "no event"])
 async def test_a_request_over_which_two_upstreams_fell_silent_is_given_to_no_third(
     begun: bytes,

@@ -257,6 +257,7 @@ async def test_a_silent_upstream_is_given_up() -> None:
     assert "has stalled" in answer.text
 
 
+@pytest.mark.check
 async def test_comments_keep_an_answer_alive() -> None:
     async def ping(_: Asked, stream: trio.SocketStream) -> None:
         await stream.send_all(STREAM_HEAD)

@@ -186,6 +186,7 @@ async def test_a_request_that_is_stopped_waits_no_longer(autojump_clock: MockClo
     assert trio.current_time() <= 1 + LOOK_INTERVAL_S
 
 
+@pytest.mark.check
 async def test_so_many_wait_and_no_more(autojump_clock: MockClock) -> None:
     made = router()
     for size in ((1,) * (WAITING_MAX + 1), (40 << 20,) * 2):

@@ -175,6 +175,7 @@ async def test_a_prompt_goes_on_behind_what_its_tenant_computed(
     assert behind.top[0][1] == pytest.approx(whole.top[0][1], abs=ROUNDING)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("drawn", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}])
 async def test_a_prompt_that_is_computed_whole_is_answered_the_same_each_time(
     host: EngineHost, drawn: dict[str, Any]

@@ -161,13 +161,8 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": TOKENS}
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        pytest.param(GREEDY, id="greedy", marks=pytest.mark.check),
-        pytest.param(SAMPLED, id="sampled"),
-    ],
-)
+@pytest.mark.check
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_an_answer_is_the_same_wherever_it_is_cut(sampling: dict[str, Any]) -> None:
     """I11: text, finish reason and usage, streamed and whole, and a stop string behind the cut."""
     async with open_house() as house:

@@ -325,6 +325,7 @@ async def test_leaving_the_server_ends_every_stream_of_a_link_with_a_typed_error
     assert all(context.reason is Reason.CONSUMER_DROPPED for context in theirs)
 
 
+@pytest.mark.check
 async def test_ten_thousand_streams_of_one_link_leave_nothing_behind() -> None:
     """A third is left in the middle, pulled or pushed; no stream, credit, task or block is left."""
     theirs, using = set[Context](), options(streams="multiplexed")
