@@ -44,8 +44,8 @@ class TaskScheduler:
         self._on_batch, self._requeue = on_batch, requeue
         self._batch: list[Task] = []
         self.is_unwinding = False
-        self.may_hold = False
-        """Whether a host was ever paused, killed or booted again. Until then every task may run."""
+        self._may_hold = False
+        """Whether a process was ever paused, or ended. Until then every task may run."""
 
     def shuffle(self, batch: list[Task]) -> None:
         """Called by trio with the runnable tasks, sorted; decides who runs, and in which order."""
@@ -53,7 +53,7 @@ class TaskScheduler:
         if self.is_unwinding:
             self._on_batch(batch)
             return
-        if self.may_hold:
+        if self._may_hold:
             self._take_out()
         if self._is_interleaved and batch:
             order = self._arrange(list(batch))
@@ -75,7 +75,7 @@ class TaskScheduler:
 
     def hold_back(self) -> None:
         """Take the tasks of paused and dead hosts out of the current batch and of all that follow."""
-        self.may_hold = True
+        self._may_hold = True
         if not self.is_unwinding:
             self._take_out()
 

@@ -475,8 +475,6 @@ class World(Machines):
         self._graves += host.frozen
         host.frozen = []
         host.generation += 1
-        # Whatever its former life left behind never runs again.
-        self._scheduler.may_hold |= host.generation > 1
         host.stalls = 0
         host.process = Process(host.disk, self._descriptors)
         was_off = host.state is HostState.OFF
@@ -516,8 +514,7 @@ class World(Machines):
     def _end(self, host: Host, state: HostState) -> None:
         host.state = state
         self.add_row(_END_ROWS[state], host=host.name, generation=host.generation)
-        if state is not HostState.DOWN:
-            self._scheduler.hold_back()
+        self._scheduler.hold_back()
         host.ended.set()
         if host.process is not None and state is not HostState.DOWN:
             host.process.end()
